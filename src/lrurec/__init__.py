@@ -1,0 +1,29 @@
+"""Next-item recommendations from an event log, with a linear recurrent model."""
+
+from typing import TYPE_CHECKING, Any
+
+from lrurec.errors import LrurecError
+
+if TYPE_CHECKING:
+    from lrurec.data.dataset import Dataset
+    from lrurec.data.events import load_events
+    from lrurec.data.split import by_time, leave_last_out
+
+__version__ = "0.1.0"
+__all__ = ["Dataset", "LrurecError", "by_time", "leave_last_out", "load_events"]
+
+_HOME = {
+    "Dataset": "lrurec.data.dataset",
+    "load_events": "lrurec.data.events",
+    "by_time": "lrurec.data.split",
+    "leave_last_out": "lrurec.data.split",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: serving must not import the data room, nor preparing the training room.
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'lrurec' has no attribute '{name}'")

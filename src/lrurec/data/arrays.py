@@ -1,0 +1,55 @@
+"""One-dimensional `.npy` files written piece by piece. Knows numbers, not meaning."""
+
+import io
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class ArrayFile:
+    """A `.npy` file that grows: its header, written at the end, says how long it became."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self._file = path.open("wb", buffering=0)
+        self._write(self._header())
+
+    def _header(self) -> bytes:
+        descr = np.lib.format.dtype_to_descr(self.dtype)
+        buffer = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            buffer, {"descr": descr, "fortran_order": False, "shape": (self.length,)}
+        )
+        return buffer.getvalue()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):  # a raw file may take less than it is given, then say why (a full disk)
+            view = view[self._file.write(view) :]
+
+    def append(self, values: NDArray[Any]) -> None:
+        values = np.ascontiguousarray(values, self.dtype)
+        if len(values):
+            self._write(values.data)
+        self.length += len(values)
+
+    def __enter__(self) -> "ArrayFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._file.seek(0)
+                self._write(self._header())  # numpy pads headers, so that a longer shape still fits
+        finally:
+            self._file.close()
+
+
+def save_array(path: Path, values: NDArray[Any]) -> None:
+    """Write a whole array as `.npy`."""
+    with ArrayFile(path, values.dtype) as file:
+        file.append(values)

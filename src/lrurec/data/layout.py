@@ -1,0 +1,390 @@
+"""Which format a file has and which of its columns are user, item, time and rating.
+
+Knows the look of files; reads only the first lines. `readers` does the reading.
+"""
+
+import ast
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from lrurec.config import unknown
+from lrurec.data.text import cannot_read, head_of
+from lrurec.errors import InputError
+
+# Common column names, the more telling ones first. Compared in lower case without punctuation.
+_USER = (
+    "userid user uid reviewerid customerid visitorid memberid accountid clientid personid profileid"
+    " reviewer customer visitor member username sessionid session steamid authorid deviceid cookieid"
+).split()
+_ITEM = (
+    "itemid item iid parentasin asin movieid movie productid product sku articleid article trackid track"
+    " songid song artistid bookid book isbn businessid poiid placeid venueid videoid newsid appid gameid"
+    " contentid offerid listingid recipeid animeid showid documentid docid goodsid"
+).split()
+_TIME = (
+    "timestamp time ts datetime eventtime eventtimestamp unixreviewtime unixtime createdat occurredat"
+    " utctime playedat tdat reviewtime eventdate date day created when"
+).split()
+_RATING = "rating overall stars score rate ratings reviewscore value".split()
+_TITLE = "title name movietitle itemname itemtitle productname producttitle label".split()
+_ROLES = {"user": _USER, "item": _ITEM, "time": _TIME, "rating": _RATING}
+
+_TYPED = re.compile(r"[^:\s]+:(token|token_seq|float|float_seq)")
+_AMAZON_USER = re.compile(r"A[0-9A-Z]{8,25}")
+_AMAZON_ITEM = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller insists on: column names (or numbers, from 1) and whether there is a header."""
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    rating: str | None = None
+    header: bool | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to read one file. `user`, `item`, `time`, `rating` are entries of `columns`."""
+
+    format: str
+    columns: tuple[str, ...]
+    user: str
+    item: str
+    time: str | None = None
+    rating: str | None = None
+    separator: str = ","
+    quotes: bool = False
+    header: bool = False
+    digits_are_numbers: bool = True  # False where the file itself says that ids are text
+
+
+def plain(name: str) -> str:
+    """A column name without case and punctuation: `User_ID` and `userId` are the same."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
+    """The layout of a file, from its first lines."""
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    if magic == b"PAR1" or format == "parquet":
+        return _parquet(path, wanted)
+    head = head_of(path)
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{path} is UTF-16; convert it with: iconv -f utf-16 -t utf-8")
+    # Latin-1 reads any byte; whether the text is UTF-8 is checked when rows are read.
+    text = head.decode("utf-8", errors="replace")
+    if not text.strip():
+        raise InputError(f"{path} is empty; there is nothing to prepare")
+    return FORMATS[format or _guess(path, text)](path, text, wanted)
+
+
+def _lines(text: str, limit: int = 200) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()][:limit]
+
+
+def _guess(path: Path, text: str) -> str:
+    lines = _lines(text)
+    first = lines[0].strip()
+    if first.startswith("{"):
+        row = _json_row(first)
+        if row is not None:
+            return "amazon-json" if {"reviewerID", "asin"} <= row.keys() else "jsonl"
+        return "steam" if _literal_row(first) is not None else "jsonl"
+    if first.startswith("["):
+        raise InputError(f"{path} is one JSON array; write one object per line (jq -c '.[]' FILE)")
+    if "::" in first and all("::" in line for line in lines):
+        return "movielens"
+    if "\t" in first and all(_TYPED.fullmatch(cell.strip()) for cell in first.split("\t")):
+        return "recbole"
+    if all(_is_xlong(line) for line in lines):
+        return "xlong"
+    separator = _separator(lines)
+    if separator is None:
+        if all(len(line.split()) == 2 for line in lines):
+            return "pairs"
+        raise InputError(
+            f"{path} is in no format that lrurec knows (first line: {first[:60]!r});"
+            f" name it with --format ({', '.join(FORMATS)})"
+        )
+    if separator == "\t":
+        return "tsv"
+    rows = _rows(text, separator, quotes=True)
+    if separator == "," and all(len(r) == 4 for r in rows) and _amazon_columns(rows):
+        return "amazon-csv"
+    return "csv"
+
+
+def _is_xlong(line: str) -> bool:
+    cells = line.split("\t")
+    return len(cells) >= 4 and "," in cells[2] and "," not in cells[0] and "," not in cells[1]
+
+
+def _separator(lines: Sequence[str]) -> str | None:
+    """The separator that splits every line into the same number of cells; the one with most cells wins."""
+    best, most = None, 1
+    for separator in "\t,;|":
+        counts = {len(row) for row in _rows("\n".join(lines), separator, quotes=True)}
+        if len(counts) == 1 and (cells := counts.pop()) > most:
+            best, most = separator, cells
+    if best is None:  # rows of unequal length: the one that is in every line
+        best = next((s for s in "\t,;|" if all(s in line for line in lines)), None)
+    return best
+
+
+def _rows(text: str, separator: str, *, quotes: bool) -> list[list[str]]:
+    lines = io.StringIO("\n".join(_lines(text)))
+    style = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    try:
+        return [row for row in csv.reader(lines, delimiter=separator, quoting=style) if row]
+    except csv.Error:
+        return [line.split(separator) for line in _lines(text)]
+
+
+def _json_row(line: str) -> dict[str, object] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _literal_row(line: str) -> dict[str, object] | None:
+    try:
+        row = ast.literal_eval(line)  # literals only: nothing is ever evaluated
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _amazon_columns(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
+    """Where user and item stand: Amazon's 2014 files put the user first, those of 2018 the item."""
+
+    def share(column: int, pattern: re.Pattern[str]) -> float:
+        return sum(bool(pattern.fullmatch(r[column])) for r in rows) / len(rows)
+
+    if share(0, _AMAZON_USER) > 0.9 and share(1, _AMAZON_ITEM) > 0.9:
+        return 0, 1
+    if share(1, _AMAZON_USER) > 0.9 and share(0, _AMAZON_ITEM) > 0.9:
+        return 1, 0
+    return None
+
+
+# --- choosing columns ---------------------------------------------------------------------------
+
+
+def find(role: str, columns: Sequence[str]) -> str | None:
+    """The column that by its name plays a role, or None."""
+    by_name = {plain(c): c for c in reversed(columns)}
+    return next((by_name[n] for n in _ROLES[role] if n in by_name), None)
+
+
+def find_title(columns: Sequence[str]) -> str | None:
+    """The column that by its name holds what people call an item."""
+    by_name = {plain(c): c for c in reversed(columns)}
+    return next((by_name[n] for n in _TITLE if n in by_name), None)
+
+
+def _pick(path: Path, role: str, given: str | None, columns: Sequence[str]) -> str | None:
+    if given is None:
+        return find(role, columns)
+    if given in columns:
+        return given
+    loose = [c for c in columns if plain(c) == plain(given)]
+    if loose and plain(given):
+        return loose[0]
+    if given.isdigit() and 1 <= int(given) <= len(columns):
+        return columns[int(given) - 1]
+    raise InputError(f"{path} has no column '{given}' (--{role}); its columns: {', '.join(columns)}")
+
+
+def choose(path: Path, layout: Layout, wanted: Wanted) -> Layout:
+    """Fill in the roles from the column names; without a user or an item it is an error."""
+    roles = {r: _pick(path, r, getattr(wanted, r), layout.columns) for r in _ROLES}
+    for role in ("user", "item"):
+        if roles[role] is None:
+            raise InputError(
+                f"{path} has no {role} column that lrurec recognises; name it with --{role}."
+                f" Its columns: {', '.join(layout.columns)}"
+            )
+    if roles["user"] == roles["item"]:
+        raise InputError(f"{path}: --user and --item both name the column '{roles['user']}'")
+    return replace(layout, **roles)  # type: ignore[arg-type]
+
+
+def _empty(format: str, columns: Sequence[str], **more: object) -> Layout:
+    return Layout(format, tuple(columns), user="", item="", **more)  # type: ignore[arg-type]
+
+
+# --- one function per format --------------------------------------------------------------------
+
+
+def _delimited(path: Path, text: str, wanted: Wanted, format: str = "csv") -> Layout:
+    separator = "\t" if format == "tsv" else _separator(_lines(text)) or ","
+    rows = _rows(text, separator, quotes=True)
+    header = wanted.header if wanted.header is not None else _has_header(rows, wanted)
+    quotes = '"' in text or format == "csv"
+    if header:
+        columns = [c.strip() or str(k) for k, c in enumerate(rows[0], 1)]
+        layout = _empty(format, columns, separator=separator, quotes=quotes, header=True)
+        return choose(path, layout, wanted)
+    columns = [str(k) for k in range(1, len(rows[0]) + 1)]
+    layout = _empty(format, columns, separator=separator, quotes=quotes)
+    if len(columns) < 2:
+        raise InputError(f"{path} has one column only; an event needs a user and an item")
+    guessed = _by_content(rows)
+    if wanted.user is None and wanted.item is None and wanted.header is None and not guessed:
+        raise InputError(
+            f"{path} has no user column that lrurec recognises (first line: {', '.join(rows[0])[:80]});"
+            " name the columns with --user and --item, by header name, or by number with --header no"
+        )
+    guessed = guessed or {"user": "1", "item": "2"}
+    return choose(path, layout, _complete(wanted, guessed))
+
+
+def _complete(wanted: Wanted, guessed: dict[str, str]) -> Wanted:
+    """What the caller insists on, and guesses for the columns that are still free."""
+    taken = {getattr(wanted, r) for r in _ROLES}
+    more = {r: c for r, c in guessed.items() if getattr(wanted, r) is None and c not in taken}
+    return replace(wanted, **more)  # type: ignore[arg-type]
+
+
+def _has_header(rows: Sequence[Sequence[str]], wanted: Wanted) -> bool:
+    first = [c.strip() for c in rows[0]]
+    if any(find(role, first) for role in ("user", "item", "time")):
+        return True
+    if any(getattr(wanted, r) in first for r in _ROLES if getattr(wanted, r) is not None):
+        return True
+    if any(_number(c) is not None for c in first):
+        return False
+    # No number in the first line but numbers below: those are names nobody told us about.
+    return any(_number(row[k]) is not None for row in rows[1:] for k in range(min(len(row), len(first))))
+
+
+def _by_content(rows: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Roles of nameless columns: user, item, then whichever looks like a time and like a rating."""
+    if not any(_number(c) is not None for c in rows[0]) and not any(_is_time(c) for c in rows[0]):
+        return {}
+    guess = {"user": "1", "item": "2"}
+    for k in range(2, min(len(r) for r in rows) if rows else 0):
+        cells = [r[k] for r in rows]
+        role = "time" if all(_is_time(c) for c in cells) else "rating"
+        if role == "rating" and not all(_number(c) is not None for c in cells):
+            continue
+        guess.setdefault(role, str(k + 1))
+    return guess
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _is_time(cell: str) -> bool:
+    number = _number(cell)
+    return number >= 1e8 if number is not None else bool(re.match(r"\d{4}-\d\d-\d\d", cell.strip()))
+
+
+def _tsv(path: Path, text: str, wanted: Wanted) -> Layout:
+    return _delimited(path, text, wanted, "tsv")
+
+
+def _recbole(path: Path, text: str, wanted: Wanted) -> Layout:
+    columns = [c.strip().split(":")[0] for c in _lines(text)[0].split("\t")]
+    return choose(path, _empty("recbole", columns, separator="\t", header=True), wanted)
+
+
+def _movielens(path: Path, text: str, wanted: Wanted) -> Layout:
+    count = _lines(text)[0].count("::") + 1
+    columns = ["user", "item", "rating", "timestamp"][:count] + [str(k) for k in range(5, count + 1)]
+    return choose(path, _empty("movielens", columns, separator="\x1f"), wanted)
+
+
+def _pairs(path: Path, text: str, wanted: Wanted) -> Layout:
+    first = _lines(text)[0].split()
+    named = wanted.header if wanted.header is not None else bool(find("user", first) and find("item", first))
+    columns = first if named else ["user", "item"]
+    return choose(path, _empty("pairs", columns, separator=" ", header=named), wanted)
+
+
+def _amazon_csv(path: Path, text: str, wanted: Wanted) -> Layout:
+    swapped = _amazon_columns(_rows(text, ",", quotes=True)) == (1, 0)
+    columns = ["item", "user"] if swapped else ["user", "item"]
+    return choose(path, _empty("amazon-csv", [*columns, "rating", "timestamp"], quotes=True), wanted)
+
+
+def _json(path: Path, text: str, wanted: Wanted, format: str = "jsonl") -> Layout:
+    rows = [row for line in _lines(text) if (row := _json_row(line)) is not None]
+    if not rows:
+        raise InputError(f"{path}: the first line is not a JSON object; write one object per line")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    layout = choose(path, _empty(format, columns), wanted)
+    as_text = all(isinstance(row.get(c), str) for row in rows for c in (layout.user, layout.item))
+    return replace(layout, digits_are_numbers=not as_text)
+
+
+def _amazon_json(path: Path, text: str, wanted: Wanted) -> Layout:
+    return _json(path, text, wanted, "amazon-json")
+
+
+def _steam(path: Path, text: str, wanted: Wanted) -> Layout:
+    rows = [row for line in _lines(text) if (row := _literal_row(line)) is not None]
+    if not rows:
+        raise InputError(f"{path}: the first line is not a Python literal such as {{'user': 'a', 'item': 'b'}}")
+    columns = list(dict.fromkeys(str(key) for row in rows for key in row))
+    if "username" in columns and wanted.user is None:  # Steam's user_id is missing from most of its rows
+        wanted = replace(wanted, user="username")
+    return replace(choose(path, _empty("steam", columns), wanted), digits_are_numbers=False)
+
+
+def _xlong(path: Path, text: str, wanted: Wanted) -> Layout:
+    columns = [str(k) for k in range(1, len(_lines(text)[0].split("\t")) + 1)]
+    user = wanted.user or "1"
+    if user != "line" and user not in columns:
+        raise InputError(f"{path}: --user must be a column number of the XLong file, or 'line'")
+    return Layout("xlong", tuple(columns), user=user, item="3", separator="\t")
+
+
+def _parquet(path: Path, wanted: Wanted) -> Layout:
+    try:
+        schema = pl.read_parquet_schema(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
+    layout = choose(path, _empty("parquet", list(schema)), wanted)
+    return replace(layout, digits_are_numbers=False)
+
+
+def _parquet_by_name(path: Path, text: str, wanted: Wanted) -> Layout:
+    return _parquet(path, wanted)
+
+
+FORMATS: dict[str, Callable[[Path, str, Wanted], Layout]] = {
+    "csv": _delimited,
+    "tsv": _tsv,
+    "parquet": _parquet_by_name,
+    "jsonl": _json,
+    "movielens": _movielens,
+    "recbole": _recbole,
+    "pairs": _pairs,
+    "amazon-csv": _amazon_csv,
+    "amazon-json": _amazon_json,
+    "steam": _steam,
+    "xlong": _xlong,
+}

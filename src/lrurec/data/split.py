@@ -1,0 +1,135 @@
+"""Training, validation and test as views over a dataset: positions, no copies. Knows arrays, not models.
+
+A training sequence is `items[start:stop]`. An example for validation or test is a target position p and
+the start of its history: the input is `items[start:p]`, the answer `items[p]`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec.data.dataset import Dataset
+from lrurec.data.times import parse_moment
+from lrurec.errors import NothingLeftError, SettingsError
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Training sequences: user `users[k]` trains on `items[starts[k]:stops[k]]`."""
+
+    items: NDArray[np.int32]
+    users: NDArray[np.int32]
+    starts: Positions
+    stops: Positions
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __getitem__(self, k: int) -> NDArray[np.int32]:
+        return self.items[self.starts[k] : self.stops[k]]
+
+    @property
+    def n_events(self) -> int:
+        return int((self.stops - self.starts).sum())
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Examples to predict: the history `items[starts[k]:positions[k]]`, the answer `items[positions[k]]`."""
+
+    items: NDArray[np.int32]
+    users: NDArray[np.int32]
+    starts: Positions
+    positions: Positions
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def history(self, k: int) -> NDArray[np.int32]:
+        return self.items[self.starts[k] : self.positions[k]]
+
+    def answer(self, k: int) -> int:
+        return int(self.items[self.positions[k]])
+
+    def answers(self) -> NDArray[np.int32]:
+        return self.items[self.positions]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Three views over the same arrays."""
+
+    train: Sequences
+    valid: Targets
+    test: Targets
+
+
+def leave_last_out(dataset: Dataset) -> Split:
+    """The paper's split: the last item is test, the one before it validation, the rest trains.
+
+    The history of the test item includes the validation item. Users with fewer than three events only train.
+    """
+    starts, stops = np.array(dataset.offsets[:-1]), np.array(dataset.offsets[1:])
+    users = np.arange(dataset.n_users, dtype=np.int32)
+    tested = stops - starts >= 3
+    train_stops = np.where(tested, stops - 2, stops)
+    return Split(
+        Sequences(dataset.items, users, starts, train_stops),
+        Targets(dataset.items, users[tested], starts[tested], stops[tested] - 2),
+        Targets(dataset.items, users[tested], starts[tested], stops[tested] - 1),
+    )
+
+
+def by_time(
+    dataset: Dataset, test_from: str | datetime, valid_from: str | datetime | None = None, *, first_only: bool = False
+) -> Split:
+    """Split at moments: everything from `test_from` on is test, nothing of it trains.
+
+    With `valid_from`, what lies between the two moments is validation and does not train either. Every later
+    event with a history is a target, its history being all that came before it; `first_only` keeps one per user.
+    """
+    if dataset.times is None:
+        raise SettingsError("this dataset has no times, so it cannot be split by time; use leave-last-out")
+    test_at = parse_moment(test_from)
+    valid_at = parse_moment(valid_from) if valid_from is not None else test_at
+    if valid_at > test_at:
+        raise SettingsError(f"valid_from ({valid_from}) must not lie after test_from ({test_from})")
+    starts, stops = np.array(dataset.offsets[:-1]), np.array(dataset.offsets[1:])
+    valid, test = _first_from(dataset, valid_at), _first_from(dataset, test_at)
+    users = np.arange(dataset.n_users, dtype=np.int32)
+    trains = valid > starts
+    if not trains.any():
+        raise NothingLeftError(f"no event lies before {valid_from or test_from}; choose a later moment")
+    return Split(
+        Sequences(dataset.items, users[trains], starts[trains], valid[trains]),
+        _targets(dataset, users, starts, valid, test, first_only),
+        _targets(dataset, users, starts, test, stops, first_only),
+    )
+
+
+def _first_from(dataset: Dataset, moment: int) -> Positions:
+    """For each user the position of the first event at or after a moment (their end if there is none)."""
+    assert dataset.times is not None
+    found = np.empty(dataset.n_users, np.int64)
+    for first, last in dataset.user_blocks():
+        at = dataset.offsets[first : last + 1]
+        earlier = np.concatenate([[0], np.cumsum(dataset.times[at[0] : at[-1]] < moment)])
+        found[first:last] = at[:-1] + np.diff(earlier[at - at[0]])
+    return found
+
+
+def _targets(
+    dataset: Dataset, users: NDArray[np.int32], starts: Positions, begin: Positions, end: Positions, first_only: bool
+) -> Targets:
+    begin = np.maximum(begin, starts + 1)  # a target needs a history
+    counts = np.maximum(end - begin, 0)
+    if first_only:
+        counts = np.minimum(counts, 1)
+    whose = np.repeat(np.arange(len(users)), counts)
+    ends = np.cumsum(counts)
+    place = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return Targets(dataset.items, users[whose], starts[whose], begin[whose] + place)

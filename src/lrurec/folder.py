@@ -1,0 +1,200 @@
+"""Folders that explain themselves: written aside, moved into place in one step, described by a manifest.
+
+Knows files, not what is in them. A dataset, a run and an artifact are all such folders.
+
+While a folder is being written it lives beside its destination under a hidden name and holds a
+lock; a writer that was killed leaves the hidden folder without a lock, and the next writer to the
+same destination removes it.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lrurec.errors import FolderError
+
+MANIFEST = "manifest.json"
+_LOCK = ".writing"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: object) -> str:
+    """The SHA-256 of a value's canonical JSON, as hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
+    """The manifest of a folder of ours; an error says why it is not one."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = "does not exist" if not folder.exists() else f"is not a {kind} folder (it has no {MANIFEST})"
+        raise FolderError(f"{folder} {what}") from None
+    except NotADirectoryError:
+        raise FolderError(f"{folder} is a file; a {kind} is a folder") from None
+    except (OSError, ValueError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); make the {kind} again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != f"lrurec-{kind}":
+        raise FolderError(f"{folder} is not a lrurec {kind} folder")
+    if manifest.get("version") != version:
+        raise FolderError(
+            f"{folder} has {kind} format version {manifest.get('version')}, this lrurec reads version {version};"
+            f" make the {kind} again"
+        )
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, with the size and hash of every other file added under `files`."""
+    names = sorted(p.name for p in folder.iterdir() if p.name not in (MANIFEST, _LOCK))
+    files = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names}
+    text = json.dumps({**manifest, "files": files}, indent=1, ensure_ascii=False, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def check_sizes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
+    """Refuse a folder one of whose files is missing or has another size than the manifest says."""
+    for name, facts in manifest["files"].items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            raise FolderError(f"{folder}: {name} is missing; make the {kind} again") from None
+        if size != facts["bytes"]:
+            raise FolderError(
+                f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; make the {kind} again"
+            )
+
+
+def check_hashes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
+    """Refuse a folder one of whose files has other bytes than the manifest says."""
+    check_sizes(folder, manifest, kind)
+    for name, facts in manifest["files"].items():
+        if sha256(folder / name) != facts["sha256"]:
+            raise FolderError(f"{folder}: {name} is damaged (its hash differs); make the {kind} again")
+
+
+@contextlib.contextmanager
+def new_folder(destination: Path, kind: str) -> Iterator[Path]:
+    """Give a hidden folder to write into; on a clean exit it becomes `destination` in one move.
+
+    `destination` may be absent, empty, or an older folder of the same kind (which is replaced).
+    Anything else is refused before any work is done. On an error nothing is left behind.
+    """
+    destination = Path(os.path.abspath(destination))
+    _refuse_foreign(destination, kind)
+    prefix = f".{destination.name}.lrurec-"
+    with _as_folder_error(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(destination.parent, prefix)
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
+    lock: int | None = None
+    try:
+        with _as_folder_error(destination):
+            lock = os.open(work / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield work
+            _flush(work)
+            umask = os.umask(0)
+            os.umask(umask)
+            work.chmod(0o777 & ~umask)  # mkdtemp made it private
+            _refuse_foreign(destination, kind)
+            (work / _LOCK).unlink()
+            _swap_in(work, destination)
+    finally:
+        if lock is not None:
+            os.close(lock)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _as_folder_error(destination: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise FolderError(
+                f"no room left on the disk of {destination.parent}; free some, or choose another --out"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise FolderError(
+                f"{destination.parent} cannot be written ({error.strerror}); choose another --out"
+            ) from error
+        raise
+
+
+def _refuse_foreign(destination: Path, kind: str) -> None:
+    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
+        raise FolderError(f"{destination} exists and is not a folder; choose another --out")
+    if destination.is_dir() and any(destination.iterdir()):
+        try:
+            found = json.loads((destination / MANIFEST).read_text(encoding="utf-8")).get("format")
+        except (OSError, ValueError, AttributeError):
+            found = None
+        if found != f"lrurec-{kind}":
+            raise FolderError(
+                f"{destination} already holds something that is not a {kind};"
+                " nothing was touched, choose another --out"
+            )
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove hidden folders whose writer is gone (its lock is free)."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(path / _LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _flush(folder: Path) -> None:
+    """Ask the disk to keep the files before they get their final name."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _swap_in(work: Path, destination: Path) -> None:
+    try:
+        work.rename(destination)
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = -1
+    if hasattr(libc, "renameat2"):
+        done = libc.renameat2(
+            _AT_FDCWD, os.fsencode(work), _AT_FDCWD, os.fsencode(destination), _RENAME_EXCHANGE
+        )
+    if done != 0:  # an old file system: two moves, with the old folder restored if the second fails
+        old = work.with_name(work.name + ".old")
+        destination.rename(old)
+        try:
+            work.rename(destination)
+        except OSError:
+            old.rename(destination)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
