@@ -99,10 +99,12 @@ def new_folder(destination: Path, kind: str) -> Iterator[Path]:
     destination = Path(os.path.abspath(destination))
     _refuse_foreign(destination, kind)
     prefix = f".{destination.name}.lrurec-"
-    with _as_folder_error(destination):
+    try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(destination.parent, prefix)
         work = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
+    except OSError as error:
+        raise _refused(destination, error) from error
     lock: int | None = None
     try:
         with _as_folder_error(destination):
@@ -128,15 +130,13 @@ def _as_folder_error(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise FolderError(
-                f"no room left on the disk of {destination.parent}; free some, or choose another --out"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise FolderError(
-                f"{destination.parent} cannot be written ({error.strerror}); choose another --out"
-            ) from error
-        raise
+        raise _refused(destination, error) from error
+
+
+def _refused(destination: Path, error: OSError) -> FolderError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return FolderError(f"no room left on the disk of {destination.parent}; free some, or choose another --out")
+    return FolderError(f"{destination.parent} cannot be written ({error.strerror or error}); choose another --out")
 
 
 def _refuse_foreign(destination: Path, kind: str) -> None:

@@ -78,6 +78,8 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a regular file; lrurec reads its input twice, so write it to a file first")
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
@@ -87,7 +89,9 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     head = head_of(path)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{path} is UTF-16; convert it with: iconv -f utf-16 -t utf-8")
-    # Latin-1 reads any byte; whether the text is UTF-8 is checked when rows are read.
+    if b"\0" in head:
+        raise InputError(f"{path} is neither text nor Parquet; lrurec cannot read it")
+    # Whether all of the text is UTF-8 is checked when rows are read.
     text = head.decode("utf-8", errors="replace")
     if not text.strip():
         raise InputError(f"{path} is empty; there is nothing to prepare")
@@ -95,7 +99,7 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
 
 
 def _lines(text: str, limit: int = 200) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()][:limit]
+    return [line for line in text.split("\n") if line.strip()][:limit]
 
 
 def _guess(path: Path, text: str) -> str:
@@ -136,14 +140,13 @@ def _is_xlong(line: str) -> bool:
 
 
 def _separator(lines: Sequence[str]) -> str | None:
-    """The separator that splits every line into the same number of cells; the one with most cells wins."""
-    best, most = None, 1
+    """The separator that splits most lines into as many cells as the first; of several, the one with most cells."""
+    best, most = None, (0.5, 1)
     for separator in "\t,;|":
-        counts = {len(row) for row in _rows("\n".join(lines), separator, quotes=True)}
-        if len(counts) == 1 and (cells := counts.pop()) > most:
-            best, most = separator, cells
-    if best is None:  # rows of unequal length: the one that is in every line
-        best = next((s for s in "\t,;|" if all(s in line for line in lines)), None)
+        counts = [len(row) for row in _rows("\n".join(lines), separator, quotes=True)]
+        alike = sum(c == counts[0] for c in counts) / len(counts)
+        if counts[0] > 1 and (alike, counts[0]) >= most:
+            best, most = separator, (alike, counts[0])
     return best
 
 

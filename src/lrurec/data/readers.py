@@ -77,14 +77,25 @@ def delimited(path: Path, layout: Layout, skip_bad: bool, report: Report) -> Ite
     for block in blocks(path, quotes=layout.quotes, report=report):
         block, not_text = _as_utf8(path, block, skip_bad)
         if first and layout.header:
-            start = block.data.find(b"\n") + 1 or len(block.data)
-            block = Block(block.data[start:], block.first_line + 1)
+            block = _without_header(block, layout.quotes)
         first = False
         if block.data.strip():
             rows = _cells(path, layout, block, skip_bad)
             yield Rows(rows.frame, rows.bad + not_text, rows.line)
         elif not_text:
             yield Rows(_empty(list(_roles(layout))), not_text)
+
+
+def _without_header(block: Block, quotes: bool) -> Block:
+    """The block after its first line that is not blank (quoted line breaks are part of a line)."""
+    start, data = 0, block.data
+    while True:
+        end = data.find(b"\n", start) + 1 or len(data)
+        while quotes and data.count(b'"', start, end) % 2 and end < len(data):
+            end = data.find(b"\n", end) + 1 or len(data)
+        if data[start:end].strip() or end == len(data):
+            return Block(data[end:], block.first_line + data.count(b"\n", 0, end))
+        start = end
 
 
 def _normal(layout: Layout, data: bytes) -> bytes:

@@ -21,16 +21,18 @@ from numpy.typing import NDArray
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
 
-THREADS = 3
+THREADS = 4
 TASTES = 2
-CONTINUE, OPEN = 0.70, 0.24  # the rest is noise
-TURN = 0.80  # continue the thread left longest ago, else any
-SKIP = 0.12  # skip one item of the series
+CONTINUE, OPEN = 0.76, 0.18  # the rest is noise
+TURN = 0.90  # continue the thread left longest ago, else any
+SKIP = 0.08  # skip one item of the series
 DRIFT = 0.03  # per event, a topic of the taste changes
 TIE = 0.02  # per event, the same second as the one before
 HEAD = 3.0  # how strongly openings are preferred (1: not at all)
+TRIES = 4  # people rarely take what they had: they look again this often
+_MEMORY = 2048  # bits per user that remember (roughly) what they had
 
-START = 1_672_531_200  # 2023-01-01
+START = 1_609_459_200  # 2021-01-01
 SPAN = 2 * 365 * 86_400
 SCHEMA = {"user_id": pl.Int64(), "item_id": pl.Int64(), "timestamp": pl.Int64()}
 _BLOCK = 1 << 18  # users simulated together
@@ -139,6 +141,7 @@ class _People:
         self.topic = self.taste[np.arange(n)[:, None], rng.integers(0, TASTES, (n, THREADS))]
         self.place = self._openings(self.topic)
         self.turn = np.zeros(n, np.int64)
+        self.had = np.zeros((n, _MEMORY // 64), np.uint64)
         self.now = START + rng.integers(0, SPAN // 2, n)
         self.pause = SPAN / 2 / lengths
 
@@ -165,6 +168,11 @@ class _People:
         liked = self.taste[rows, (how[1] * TASTES).astype(np.int64)]
         topic = np.where(opens, liked, np.where(follows, topic, self._popular_topics((n,))))
         place = np.where(follows, place, self._openings(topic))
+        for _ in range(TRIES):
+            again = np.flatnonzero(self._have(rows, self.bounds[topic] + place))
+            fresh = self._openings(topic[again])
+            next_one = (place[again] + 1) % self.sizes[topic[again]]
+            place[again] = np.where(follows[again], next_one, fresh)
         kept = opens | follows
         self.topic[rows[kept], thread[kept]] = topic[kept]
         self.place[rows[kept], thread[kept]] = place[kept]
@@ -174,7 +182,20 @@ class _People:
         mean = np.where(rng.random(n) < 0.6, 90.0, 2.5 * self.pause[:n])
         gap = 1 + (mean * rng.standard_exponential(n)).astype(np.int64)
         self.now[:n] += np.where(rng.random(n) < TIE, 0, gap)
-        return self.bounds[topic] + place, self.now[:n].copy()
+        items = self.bounds[topic] + place
+        word, bit = _bit_of(items)
+        self.had[rows, word] |= bit
+        return items, self.now[:n].copy()
+
+    def _have(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
+        word, bit = _bit_of(items)
+        return (self.had[rows, word] & bit) != 0
+
+
+def _bit_of(items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Where an item is remembered: a word and a bit in it. Two items may share one; then a person skips one more."""
+    place = (items * 2_654_435_761) % (1 << 32) * _MEMORY >> 32
+    return place >> 6, np.uint64(1) << (place & 63).astype(np.uint64)
 
 
 _GENRES = "Mystery Comedy Western Romance Fantasy Travel Cooking History Horror Science Sports Music".split()

@@ -70,7 +70,7 @@ def _text(
         if suffix == ".gz":  # no time stamp inside: the same frames give the same bytes
             file = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0))  # type: ignore[assignment]
         elif suffix == ".zst":
-            file = stack.enter_context(zstandard.ZstdCompressor().stream_writer(file))
+            file = stack.enter_context(zstandard.ZstdCompressor(write_checksum=True).stream_writer(file))
         first = True
         for frame in frames:
             buffer = io.BytesIO()

@@ -1,0 +1,47 @@
+"""Shared by the commands: a parser whose errors are one line, and whose help keeps its examples' lines."""
+
+import argparse
+import difflib
+from typing import NoReturn
+
+Commands = argparse._SubParsersAction  # argparse gives this class no public name
+
+
+class Parser(argparse.ArgumentParser):
+    """One-line errors with a hint; no abbreviations, so that a script never changes its meaning."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: --"):
+            given = message.split()[2]
+            known = [o for o in self._option_string_actions if o.startswith("--")]
+            near = difflib.get_close_matches(given, known, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        self.exit(2, f"lrurec: {message} (see: {self.prog} --help)\n")
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        options, extra = self.parse_known_args(args, namespace)
+        if extra:
+            getattr(options, "parser", self).error(f"unrecognized arguments: {' '.join(extra)}")
+        return options
+
+
+def positive(text: str) -> int:
+    """An integer of 1 or more; 1_000, 1e6 and 66.8e6 are understood."""
+    try:
+        value = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+    if value < 1 or value != int(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+    return int(value)
+
+
+def yes_no(text: str) -> bool:
+    """yes or no."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither yes nor no")
+    return text == "yes"

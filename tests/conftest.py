@@ -1,0 +1,67 @@
+"""What the tests share: the data at hand, the command line, a slow twin of `prepare`."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lrurec.cli.main import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process."""
+
+    def command(*arguments: object) -> Ran:
+        try:
+            code = main([str(a) for a in arguments])
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with real datasets, where there is one."""
+    given = os.environ.get("LRUREC_DATA")
+    if not given or not Path(given).is_dir():
+        pytest.skip("LRUREC_DATA names no folder with the real datasets")
+    return Path(given)
+
+
+Event = tuple[object, object, int | None]
+
+
+def slow_prepare(
+    events: Sequence[Event], *, min_user: int = 1, min_item: int = 1, k_core: bool = False, drop_repeats: bool = False
+) -> dict[object, list[object]]:
+    """The obvious twin: what `prepare` should give, as histories by user id (ties in file order)."""
+    histories: dict[object, list[tuple[int, int, object]]] = {}
+    for at, (user, item, time) in enumerate(events):
+        histories.setdefault(user, []).append((time if time is not None else 0, at, item))
+    kept = {user: [item for _, _, item in sorted(h, key=lambda e: e[:2])] for user, h in histories.items()}
+    if drop_repeats:
+        kept = {u: [i for k, i in enumerate(h) if k == 0 or h[k - 1] != i] for u, h in kept.items()}
+    while True:
+        before = kept
+        count = Counter(item for h in kept.values() for item in h)
+        kept = {u: [i for i in h if count[i] >= min_item] for u, h in kept.items()}
+        kept = {u: h for u, h in kept.items() if len(h) >= min_user}
+        if not k_core or kept == before:
+            return kept
