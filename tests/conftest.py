@@ -49,7 +49,12 @@ Event = tuple[object, object, int | None]
 
 
 def slow_prepare(
-    events: Sequence[Event], *, min_user: int = 1, min_item: int = 1, k_core: bool = False, drop_repeats: bool = False
+    events: Sequence[Event],
+    *,
+    min_user: int = 1,
+    min_item: int = 1,
+    k_core: bool = False,
+    drop_repeats: bool = False,
 ) -> dict[object, list[object]]:
     """The obvious twin: what `prepare` should give, as histories by user id (ties in file order)."""
     histories: dict[object, list[tuple[int, int, object]]] = {}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from conftest import Ran, Run
 
+from conftest import Ran, Run
 from lrurec import Dataset
 
 GOOD = "user,item,time\n1,2,10\n1,3,20\n"
@@ -26,34 +26,74 @@ CASES: dict[str, tuple[str, bytes | None, list[str], list[str]]] = {
     "one column": ("log.csv", b"user\n1\n2\n", [], ["no format that lrurec knows", "--format"]),
     "no user column": ("log.csv", b"when,item\n1,2\n", [], ["no user column", "--user", "when, item"]),
     "no item column": ("log.csv", b"user,when\n1,2\n", [], ["no item column", "--item"]),
-    "wrong user column": ("log.csv", GOOD.encode(), ["--user", "usr"], ["no column 'usr'", "user, item, time"]),
+    "wrong user column": (
+        "log.csv",
+        GOOD.encode(),
+        ["--user", "usr"],
+        ["no column 'usr'", "user, item, time"],
+    ),
     "no rating column": ("log.csv", GOOD.encode(), ["--min-rating", "4"], ["no rating column", "--rating"]),
-    "empty user": ("log.csv", b"user,item\n1,2\n,3\n", [], ["row 2 (line 3)", "no user id", "--skip-bad-rows"]),
+    "empty user": (
+        "log.csv",
+        b"user,item\n1,2\n,3\n",
+        [],
+        ["row 2 (line 3)", "no user id", "--skip-bad-rows"],
+    ),
     "quoted empty item": ("log.csv", b'user,item\n1,""\n1,3\n', [], ["row 1 (line 2)", "no item id"]),
     "short row": ("log.csv", b"user,item\n1,2\n1\n", [], ["row 2 (line 3)", "no item id"]),
-    "null user": ("log.jsonl", b'{"user":1,"item":2}\n\n{"user":null,"item":3}\n', [], ["row 2 (line 3)", "no user id"]),
+    "null user": (
+        "log.jsonl",
+        b'{"user":1,"item":2}\n\n{"user":null,"item":3}\n',
+        [],
+        ["row 2 (line 3)", "no user id"],
+    ),
     "absent item": ("log.jsonl", b'{"user":1,"item":2}\n{"user":1}\n', [], ["row 2 (line 2)", "no item id"]),
-    "time": ("log.csv", b"user,item,time\n1,2,2020-01-01\n1,3,soon\n", [], ["row 2 (line 3)", "'soon'", "ISO"]),
-    "empty time": ("log.csv", b"user,item,time\n1,2,5\n1,3,\n", [], ["row 2 (line 3)", "does not parse", "None"]),
+    "time": (
+        "log.csv",
+        b"user,item,time\n1,2,2020-01-01\n1,3,soon\n",
+        [],
+        ["row 2 (line 3)", "'soon'", "ISO"],
+    ),
+    "empty time": (
+        "log.csv",
+        b"user,item,time\n1,2,5\n1,3,\n",
+        [],
+        ["row 2 (line 3)", "does not parse", "None"],
+    ),
     "two readings": ("log.csv", b"user,item,date\n1,2,01/02/2014\n", [], ["row 1 (line 2)", "'01/02/2014'"]),
     "rating": ("log.csv", b"user,item,rating\n1,2,5\n1,3,good\n", ["--min-rating", "4"], ["row 2", "'good'"]),
     "too many fields": ("log.csv", b"user,item\n1,2\n1,3,4\n1,5\n", [], ["line 3 has 3 fields, 2 expected"]),
     "open quote": ("log.csv", b'user,item\n1,2\n"1,3\n', [], ["line 3", "cannot be taken apart"]),
     "stray quote": ("log.csv", b'user,item\n1,2\n"1"x,3\n', [], ["line 3", "cannot be taken apart"]),
-    "truncated gzip": ("log.csv.gz", gzip.compress(GOOD.encode() * 999)[:-9], [], ["ends early", "get the file again"]),
+    "truncated gzip": (
+        "log.csv.gz",
+        gzip.compress(GOOD.encode() * 999)[:-9],
+        [],
+        ["ends early", "get the file again"],
+    ),
     "not UTF-8": ("log.csv", b"user,item\n1,2\n1,caf\xe9\n", [], ["line 3 is not UTF-8", "iconv"]),
     "UTF-16": ("log.csv", GOOD.encode("utf-16"), [], ["UTF-16", "iconv"]),
     "binary": ("log.bin", bytes(range(256)) * 9, [], ["neither text nor Parquet"]),
     "bad JSON": ("log.jsonl", b'{"user":1,"item":2}\n{"user":1,\n', [], ["line 2 is not a JSON object"]),
     "broken Parquet": ("log.parquet", b"PAR1 and then nothing", [], ["not a whole Parquet file"]),
     "users with one event": ("log.csv", b"user,item\n1,2\n3,4\n", [], ["no user has two events", "--user"]),
-    "all filtered": ("log.csv", GOOD.encode(), ["--min-user", "5"], ["nothing is left", "--min-user 5", "lower"]),
+    "all filtered": (
+        "log.csv",
+        GOOD.encode(),
+        ["--min-user", "5"],
+        ["nothing is left", "--min-user 5", "lower"],
+    ),
     "unknown recipe": ("log.csv", GOOD.encode(), ["--recipe", "papre"], ["did you mean 'paper'?"]),
     "unknown format": ("log.csv", GOOD.encode(), ["--format", "cvs"], ["did you mean 'csv'?"]),
     "unknown flag": ("log.csv", GOOD.encode(), ["--min-usr", "5"], ["did you mean --min-user?"]),
     "no number": ("log.csv", GOOD.encode(), ["--min-user", "five"], ["'five' is not a number"]),
     "zero": ("log.csv", GOOD.encode(), ["--min-user", "0"], ["not a whole number of 1 or more"]),
-    "wrong unit": ("log.csv", b"user,item,time\n1,2,9999999999999999\n1,3,4\n", ["--time-unit", "s"], ["--time-unit"]),
+    "wrong unit": (
+        "log.csv",
+        b"user,item,time\n1,2,9999999999999999\n1,3,4\n",
+        ["--time-unit", "s"],
+        ["--time-unit"],
+    ),
     "no names": ("log.csv", GOOD.encode(), ["--item-names", "absent.csv"], ["absent.csv does not exist"]),
 }
 
@@ -127,7 +167,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     log, disk = tmp_path / "log.csv", tmp_path / "disk"
     log.write_text("user,item\n" + "".join(f"{k % 100},{k % 77}\n" for k in range(300_000)))
     disk.mkdir()
-    small = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True, check=False)
+    small = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True, check=False
+    )
     limit = None if small.returncode == 0 else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     try:
         done = subprocess.run(

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from conftest import Event, Run, slow_prepare
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lrurec
+from conftest import Event, Run, slow_prepare
 from lrurec import Dataset
 from lrurec.data import spill
 from lrurec.data.prepare import prepare

@@ -16,7 +16,11 @@ from lrurec.errors import InputError, LrurecError
 FORMATS: list[tuple[str, str, dict[object, list[object]]]] = [
     ("csv", "user_id,item_id,timestamp\n7,10,3\n7,11,1\n8,10,2\n", {7: [11, 10], 8: [10]}),
     ("csv", "uid;iid;ts\na;x;2\na;y;1\n", {"a": ["y", "x"]}),
-    ("csv", 'user,item,time\n"a, b","say ""hi""",1\n"a, b","two\nlines",2\n', {"a, b": ['say "hi"', "two\nlines"]}),
+    (
+        "csv",
+        'user,item,time\n"a, b","say ""hi""",1\n"a, b","two\nlines",2\n',
+        {"a, b": ['say "hi"', "two\nlines"]},
+    ),
     ("csv", "7,10\n7,11\n8,10\n", {7: [10, 11], 8: [10]}),
     ("csv", "7,10,5,881250949\n7,11,3,881250940\n", {7: [11, 10]}),
     ("csv", "7,10,881250949\n7,11,881250940\n", {7: [11, 10]}),
@@ -33,10 +37,16 @@ FORMATS: list[tuple[str, str, dict[object, list[object]]]] = [
     ),
     ("pairs", "1 30\n1 20\n2 30\n", {1: [30, 20], 2: [30]}),
     ("pairs", "ann  tea \nann\tjam\nbob tea\n", {"ann": ["tea", "jam"], "bob": ["tea"]}),
-    ("amazon-csv", "A1YJEY40YUW4SE,7806397051,1.0,1391040000\nA1YJEY40YUW4SE,B0009RF9DW,5.0,1390000000\n",
-     {"A1YJEY40YUW4SE": ["B0009RF9DW", "7806397051"]}),
-    ("amazon-csv", "7806397051,A1YJEY40YUW4SE,1.0,1391040000\nB0009RF9DW,A1YJEY40YUW4SE,5.0,1390000000\n",
-     {"A1YJEY40YUW4SE": ["B0009RF9DW", "7806397051"]}),
+    (
+        "amazon-csv",
+        "A1YJEY40YUW4SE,7806397051,1.0,1391040000\nA1YJEY40YUW4SE,B0009RF9DW,5.0,1390000000\n",
+        {"A1YJEY40YUW4SE": ["B0009RF9DW", "7806397051"]},
+    ),
+    (
+        "amazon-csv",
+        "7806397051,A1YJEY40YUW4SE,1.0,1391040000\nB0009RF9DW,A1YJEY40YUW4SE,5.0,1390000000\n",
+        {"A1YJEY40YUW4SE": ["B0009RF9DW", "7806397051"]},
+    ),
     (
         "amazon-json",
         '{"reviewerID": "A1", "asin": "B1", "reviewText": "so\\nso, {ok}", "overall": 5.0, "unixReviewTime": 20,'
@@ -87,7 +97,9 @@ def test_parquet_of_every_id_type(tmp_path: Path) -> None:
     for text in (pl.String, pl.Categorical, pl.Enum(["1", "2"])):
         pl.DataFrame({"user": ["1", "1", "2"], "item": [5, 4, 5]}).cast({"user": text}).write_parquet(path)
         assert histories(lrurec.load_events(path)) == {"1": [5, 4], "2": [5]}
-    pl.DataFrame({"user": [1 << 63, 1 << 63], "item": [5, 4]}, schema={"user": pl.UInt64, "item": pl.Int64}).write_parquet(path)
+    pl.DataFrame(
+        {"user": [1 << 63, 1 << 63], "item": [5, 4]}, schema={"user": pl.UInt64, "item": pl.Int64}
+    ).write_parquet(path)
     assert histories(lrurec.load_events(path)) == {str(1 << 63): [5, 4]}
 
 

@@ -18,7 +18,17 @@ MAY_IMPORT = {
     "serving": {"serving"},
     "experiments": {"data", "models", "evaluation", "training", "export", "serving"},
     "recommender": {"data", "models", "evaluation", "training", "export"},
-    "cli": {"data", "models", "evaluation", "training", "export", "serving", "experiments", "recommender", "cli"},
+    "cli": {
+        "data",
+        "models",
+        "evaluation",
+        "training",
+        "export",
+        "serving",
+        "experiments",
+        "recommender",
+        "cli",
+    },
 }
 ANYWHERE = {"errors", "config", "folder"}
 # Packages that only some rooms may import.

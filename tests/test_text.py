@@ -15,7 +15,11 @@ TEXT = b"".join(b"line %d\n" % k for k in range(5000))
 
 
 def packed(kind: str) -> bytes:
-    return {"plain": TEXT, "gzip": gzip.compress(TEXT), "zstd": zstandard.ZstdCompressor(write_checksum=True).compress(TEXT)}[kind]
+    return {
+        "plain": TEXT,
+        "gzip": gzip.compress(TEXT),
+        "zstd": zstandard.ZstdCompressor(write_checksum=True).compress(TEXT),
+    }[kind]
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])

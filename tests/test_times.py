@@ -1,6 +1,7 @@
 """Times of any spelling."""
 
 from datetime import UTC, date, datetime
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -75,11 +76,11 @@ def test_whole_floats_are_integers() -> None:
 
 
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
-def test_datetimes(unit: str) -> None:
-    column = pl.Series([MOMENT.replace(tzinfo=None)]).cast(pl.Datetime(unit))  # type: ignore[arg-type]
+def test_datetimes(unit: Literal["ms", "us", "ns"]) -> None:
+    column = pl.Series([MOMENT.replace(tzinfo=None)]).cast(pl.Datetime(unit))
     times = parse_times(column)
     assert times.unit == unit
-    assert to_unit(times.values, unit, "us").tolist() == [SECONDS * 10**6]  # type: ignore[arg-type]
+    assert to_unit(times.values, unit, "us").tolist() == [SECONDS * 10**6]
 
 
 def test_zones_count() -> None:

@@ -76,9 +76,7 @@ def check_sizes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
         except OSError:
             raise FolderError(f"{folder}: {name} is missing; make the {kind} again") from None
         if size != facts["bytes"]:
-            raise FolderError(
-                f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; make the {kind} again"
-            )
+            raise FolderError(f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; make the {kind} again")
 
 
 def check_hashes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
@@ -96,7 +94,7 @@ def new_folder(destination: Path, kind: str) -> Iterator[Path]:
     `destination` may be absent, empty, or an older folder of the same kind (which is replaced).
     Anything else is refused before any work is done. On an error nothing is left behind.
     """
-    destination = Path(os.path.abspath(destination))
+    destination = destination.resolve()
     _refuse_foreign(destination, kind)
     prefix = f".{destination.name}.lrurec-"
     try:
@@ -140,7 +138,7 @@ def _refused(destination: Path, error: OSError) -> FolderError:
 
 
 def _refuse_foreign(destination: Path, kind: str) -> None:
-    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
+    if destination.exists() and not destination.is_dir():
         raise FolderError(f"{destination} exists and is not a folder; choose another --out")
     if destination.is_dir() and any(destination.iterdir()):
         try:
@@ -149,8 +147,7 @@ def _refuse_foreign(destination: Path, kind: str) -> None:
             found = None
         if found != f"lrurec-{kind}":
             raise FolderError(
-                f"{destination} already holds something that is not a {kind};"
-                " nothing was touched, choose another --out"
+                f"{destination} already holds something that is not a {kind}; nothing was touched, choose another --out"
             )
 
 
@@ -186,9 +183,7 @@ def _swap_in(work: Path, destination: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     done = -1
     if hasattr(libc, "renameat2"):
-        done = libc.renameat2(
-            _AT_FDCWD, os.fsencode(work), _AT_FDCWD, os.fsencode(destination), _RENAME_EXCHANGE
-        )
+        done = libc.renameat2(_AT_FDCWD, os.fsencode(work), _AT_FDCWD, os.fsencode(destination), _RENAME_EXCHANGE)
     if done != 0:  # an old file system: two moves, with the old folder restored if the second fails
         old = work.with_name(work.name + ".old")
         destination.rename(old)

@@ -2,9 +2,9 @@
 
 import argparse
 import difflib
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
-Commands = argparse._SubParsersAction  # argparse gives this class no public name
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # argparse has no public name for it
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ from lrurec.data.dataset import Dataset
 from lrurec.data.statistics import Statistics, statistics
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     p = commands.add_parser(
         "describe",
         help="what is in a dataset",

@@ -16,7 +16,7 @@ examples:
 """
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     p = commands.add_parser(
         "fetch",
         help="bring a known dataset here",
@@ -25,7 +25,9 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     p.add_argument("name", metavar="NAME", help=f"one of: {', '.join(KNOWN)}")
     p.add_argument("--to", metavar="DIR", help="the folder for its files (default: raw/NAME)")
-    p.add_argument("--from", dest="files", metavar="FILE", action="append", default=[], help="take this file; repeatable")
+    p.add_argument(
+        "--from", dest="files", metavar="FILE", action="append", default=[], help="take this file; repeatable"
+    )
     p.add_argument("--no-checksum", action="store_true", help="accept a file whose checksum differs")
     p.set_defaults(run=run, parser=p)
 

@@ -9,7 +9,7 @@ from lrurec.cli.console import table
 from lrurec.data.sources import KNOWN
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     p = commands.add_parser(
         "list",
         help="datasets that are known by name",

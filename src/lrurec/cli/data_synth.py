@@ -18,7 +18,7 @@ examples:
 """
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     shapes = ", ".join(f"{n} ({w.users:,} users, {w.items:,} items, {w.events:,} events)" for n, w in PRESETS.items())
     p = commands.add_parser(
         "synth",
@@ -27,7 +27,12 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
         " taste that drifts. It streams: memory does not grow with the log.",
         epilog=EXAMPLES.format(presets=shapes),
     )
-    p.add_argument("--out", required=True, metavar="FILE", help=".parquet, .csv, .tsv or .jsonl; text may add .gz or .zst")
+    p.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE",
+        help=".parquet, .csv, .tsv or .jsonl; text may add .gz or .zst",
+    )
     p.add_argument("--preset", default="sample", metavar="NAME", help="the shape to start from (default: sample)")
     p.add_argument("--users", type=positive, metavar="N")
     p.add_argument("--items", type=positive, metavar="N")

@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 PROGRAMS = {"redis-server": "a shared store for serving"}
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     p = commands.add_parser(
         "doctor",
         help="what this machine has, and what is missing for what",

@@ -24,16 +24,16 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    root = Parser(
+    root: argparse.ArgumentParser = Parser(
         prog="lrurec",
         description="Next-item recommendations from an event log.",
         epilog=EXAMPLES,
     )
     root.add_argument("--version", action="version", version=f"lrurec {lrurec.__version__}")
-    commands = root.add_subparsers(parser_class=Parser, title="commands", metavar="COMMAND", required=True)
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
     prepare.add(commands)
     data = commands.add_parser("data", help="known datasets, made-up logs, a look at a dataset")
-    inner = data.add_subparsers(parser_class=Parser, title="commands", metavar="COMMAND", required=True)
+    inner = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (data_list, data_fetch, data_synth, data_describe):
         command.add(inner)
     doctor.add(commands)

@@ -27,7 +27,7 @@ examples:
 """
 
 
-def add(commands: "Commands[argparse.ArgumentParser]") -> None:
+def add(commands: Commands) -> None:
     p = commands.add_parser(
         "prepare",
         help="turn any event log into a dataset folder",
@@ -69,9 +69,17 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    names = (
-        "min_rating min_item min_user k_core drop_repeats ties seed time_unit skip_bad_rows".split()
-    )
+    names = [
+        "min_rating",
+        "min_item",
+        "min_user",
+        "k_core",
+        "drop_repeats",
+        "ties",
+        "seed",
+        "time_unit",
+        "skip_bad_rows",
+    ]
     started = time.monotonic()
     with progress_bar() as progress:
         outcome = prepare(

@@ -158,7 +158,10 @@ def _survivors(
 
 
 def _item_counts(
-    items: NDArray[np.int32], offsets: NDArray[np.int64], keep_user: NDArray[np.bool_], keep_item: NDArray[np.bool_]
+    items: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    keep_user: NDArray[np.bool_],
+    keep_item: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     counts = np.zeros(len(keep_item), np.int64)
     for first, last in user_blocks(offsets, PART):

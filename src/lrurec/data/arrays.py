@@ -21,9 +21,7 @@ class ArrayFile:
     def _header(self) -> bytes:
         descr = np.lib.format.dtype_to_descr(self.dtype)
         buffer = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            buffer, {"descr": descr, "fortran_order": False, "shape": (self.length,)}
-        )
+        np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": (self.length,)})
         return buffer.getvalue()
 
     def _write(self, data: bytes | memoryview) -> None:

@@ -1,12 +1,12 @@
 """The dataset folder: all histories in one flat run of items, memory-mapped. Knows arrays and ids, not files to import.
 
-    items.npy        int32 [interactions]   item index of every event, user after user, oldest first
-    offsets.npy      int64 [users + 1]      user u's events are items[offsets[u]:offsets[u + 1]]
-    times.npy        int64 [interactions]   microseconds since 1970, UTC; only where the log has times
-    user_ids.npy     int64 [users]          the ids, sorted (text ids: .text.npy and .offsets.npy)
-    item_ids.npy     int64 [items]
-    item_names.*     text                   titles, only where a table of names was joined
-    manifest.json    format version, counts, hashes, where it came from
+items.npy        int32 [interactions]   item index of every event, user after user, oldest first
+offsets.npy      int64 [users + 1]      user u's events are items[offsets[u]:offsets[u + 1]]
+times.npy        int64 [interactions]   microseconds since 1970, UTC; only where the log has times
+user_ids.npy     int64 [users]          the ids, sorted (text ids: .text.npy and .offsets.npy)
+item_ids.npy     int64 [items]
+item_names.*     text                   titles, only where a table of names was joined
+manifest.json    format version, counts, hashes, where it came from
 """
 
 from collections.abc import Iterator

@@ -59,7 +59,9 @@ def load_events(
         else:
             paths = [source] if isinstance(source, str | Path) else source
             if not isinstance(paths, Sequence) or not all(isinstance(p, str | Path) for p in paths):
-                raise SettingsError(f"load_events takes a path or a pandas or polars frame, not {type(source).__name__}")
+                raise SettingsError(
+                    f"load_events takes a path or a pandas or polars frame, not {type(source).__name__}"
+                )
             if len(paths) == 1 and (Path(paths[0]) / "manifest.json").exists():
                 return Dataset.open(paths[0])
             dataset = prepare(

@@ -59,10 +59,7 @@ def _by_hand(row: Known, folder: Path, why: str) -> str:
             f" {folder / row.file} and run this again, or pass --from FILE"
         )
     wanted = " ".join(f"--from {name}" for name in row.events)
-    return (
-        f"{row.title} cannot be downloaded ({why}); get {' and '.join(row.events)} from {row.page}"
-        f" and pass {wanted}"
-    )
+    return f"{row.title} cannot be downloaded ({why}); get {' and '.join(row.events)} from {row.page} and pass {wanted}"
 
 
 def _take(row: Known, file: Path, folder: Path, check: bool) -> Path:

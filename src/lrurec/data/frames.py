@@ -26,7 +26,7 @@ def frame_of(source: Any, wanted: Wanted, with_rating: bool) -> tuple[pl.DataFra
     """The columns user, item, time, rating of a frame, and which columns they were."""
     frame = source.collect() if isinstance(source, pl.LazyFrame) else source
     names = [str(c) for c in frame.columns]
-    place = {name: column for name, column in zip(names, frame.columns, strict=True)}
+    place = dict(zip(names, frame.columns, strict=True))
     layout = choose(Path("the frame"), Layout("frame", tuple(names), "", "", digits_are_numbers=False), wanted)
     roles = ("user", "item", "time", "rating") if with_rating else ("user", "item", "time")
     picked = {r: place[c] for r in roles if (c := getattr(layout, r)) is not None}

@@ -104,7 +104,9 @@ def _same_kind_of_time(first: Source, other: Source) -> None:
         )
 
 
-def _checked(source: Source, rows: Rows, before: int, settings: Settings, log: Log) -> tuple[pl.DataFrame, Times | None]:
+def _checked(
+    source: Source, rows: Rows, before: int, settings: Settings, log: Log
+) -> tuple[pl.DataFrame, Times | None]:
     """The rows without the bad ones (or an error naming the first), ids ready to be encoded."""
     frame, layout = rows.frame, source.layout
     log.bad_rows += rows.bad
@@ -123,9 +125,9 @@ def _checked(source: Source, rows: Rows, before: int, settings: Settings, log: L
         ratings = frame["rating"].cast(pl.Float64, strict=False)
         faults.append(((~ratings.is_finite().fill_null(False)).to_numpy(), "has a rating that is no number", "rating"))
         low = (ratings < settings.min_rating).fill_null(False).to_numpy()
-    for mask, what, role in faults:
+    for mask, what, culprit in faults:
         if mask.any() and not settings.skip_bad_rows:
-            raise _bad_row(source, rows, before, int(np.flatnonzero(mask)[0]), what, role)
+            raise _bad_row(source, rows, before, int(np.flatnonzero(mask)[0]), what, culprit)
         bad |= mask
     log.bad_rows += int(bad.sum())
     log.below_min_rating += int((low & ~bad).sum())

@@ -7,6 +7,7 @@ UTF-8 bytes, so the same log gives the same table whatever order it is read in.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,7 @@ class TextIds(IdTable):
 
     def series(self) -> pl.Series:
         raw, at = self.text.tobytes(), self.offsets.tolist()
-        return pl.Series([raw[a:b].decode() for a, b in zip(at, at[1:], strict=False)], dtype=pl.String)
+        return pl.Series([raw[a:b].decode() for a, b in pairwise(at)], dtype=pl.String)
 
     def save(self, folder: Path, stem: str) -> None:
         save_array(folder / f"{stem}.text.npy", self.text)

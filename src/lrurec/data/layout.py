@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import polars as pl
 
@@ -19,21 +20,92 @@ from lrurec.data.text import cannot_read, head_of
 from lrurec.errors import InputError
 
 # Common column names, the more telling ones first. Compared in lower case without punctuation.
-_USER = (
-    "userid user uid reviewerid customerid visitorid memberid accountid clientid personid profileid"
-    " reviewer customer visitor member username sessionid session steamid authorid deviceid cookieid"
-).split()
-_ITEM = (
-    "itemid item iid parentasin asin movieid movie productid product sku articleid article trackid track"
-    " songid song artistid bookid book isbn businessid poiid placeid venueid videoid newsid appid gameid"
-    " contentid offerid listingid recipeid animeid showid documentid docid goodsid"
-).split()
-_TIME = (
-    "timestamp time ts datetime eventtime eventtimestamp unixreviewtime unixtime createdat occurredat"
-    " utctime playedat tdat reviewtime eventdate date day created when"
-).split()
-_RATING = "rating overall stars score rate ratings reviewscore value".split()
-_TITLE = "title name movietitle itemname itemtitle productname producttitle label".split()
+_USER = [
+    "userid",
+    "user",
+    "uid",
+    "reviewerid",
+    "customerid",
+    "visitorid",
+    "memberid",
+    "accountid",
+    "clientid",
+    "personid",
+    "profileid",
+    "reviewer",
+    "customer",
+    "visitor",
+    "member",
+    "username",
+    "sessionid",
+    "session",
+    "steamid",
+    "authorid",
+    "deviceid",
+    "cookieid",
+]
+_ITEM = [
+    "itemid",
+    "item",
+    "iid",
+    "parentasin",
+    "asin",
+    "movieid",
+    "movie",
+    "productid",
+    "product",
+    "sku",
+    "articleid",
+    "article",
+    "trackid",
+    "track",
+    "songid",
+    "song",
+    "artistid",
+    "bookid",
+    "book",
+    "isbn",
+    "businessid",
+    "poiid",
+    "placeid",
+    "venueid",
+    "videoid",
+    "newsid",
+    "appid",
+    "gameid",
+    "contentid",
+    "offerid",
+    "listingid",
+    "recipeid",
+    "animeid",
+    "showid",
+    "documentid",
+    "docid",
+    "goodsid",
+]
+_TIME = [
+    "timestamp",
+    "time",
+    "ts",
+    "datetime",
+    "eventtime",
+    "eventtimestamp",
+    "unixreviewtime",
+    "unixtime",
+    "createdat",
+    "occurredat",
+    "utctime",
+    "playedat",
+    "tdat",
+    "reviewtime",
+    "eventdate",
+    "date",
+    "day",
+    "created",
+    "when",
+]
+_RATING = ["rating", "overall", "stars", "score", "rate", "ratings", "reviewscore", "value"]
+_TITLE = ["title", "name", "movietitle", "itemname", "itemtitle", "productname", "producttitle", "label"]
 _ROLES = {"user": _USER, "item": _ITEM, "time": _TIME, "rating": _RATING}
 
 _TYPED = re.compile(r"[^:\s]+:(token|token_seq|float|float_seq)")
@@ -152,7 +224,7 @@ def _separator(lines: Sequence[str]) -> str | None:
 
 def _rows(text: str, separator: str, *, quotes: bool) -> list[list[str]]:
     lines = io.StringIO("\n".join(_lines(text)))
-    style = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    style: Literal[0, 3] = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     try:
         return [row for row in csv.reader(lines, delimiter=separator, quoting=style) if row]
     except csv.Error:

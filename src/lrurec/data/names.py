@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -60,7 +61,7 @@ def _table(path: Path, text: str) -> pl.DataFrame:
         rows = [line.split("::") for line in lines]
     else:
         separator = next((s for s in "\t|;," if s in lines[0]), ",")
-        quoting = csv.QUOTE_MINIMAL if separator in ",;" else csv.QUOTE_NONE
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if separator in ",;" else csv.QUOTE_NONE
         try:
             source = io.StringIO(text, newline="")
             rows = [r for r in csv.reader(source, delimiter=separator, quoting=quoting) if r]

@@ -104,7 +104,7 @@ class _Facts:
 
     def resolve(self) -> dict[str, Any]:
         inputs = []
-        hashes = [h.result() for h in self._hashes] or [None] * len(self._sources)
+        hashes: list[str | None] = [h.result() for h in self._hashes] or [None for _ in self._sources]
         for source, digest in zip(self._sources, hashes, strict=False):
             layout = {r: getattr(source.layout, r) for r in ("format", "user", "item", "time", "rating")}
             inputs.append({"name": Path(source.label).name, "bytes": source.size, "sha256": digest, **layout})

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -112,8 +113,9 @@ def _normal(layout: Layout, data: bytes) -> bytes:
 def _cells(path: Path, layout: Layout, block: Block, skip_bad: bool) -> Rows:
     data, width = _normal(layout, block.data), len(layout.columns)
     roles = {role: layout.columns.index(column) for role, column in _roles(layout).items()}
-    blank_lines = data[:1] in (b"\n", b"\r") or b"\n\n" in data or b"\n\r\n" in data
-    if not blank_lines:
+    # polars gives blank lines as rows, and drops a byte order mark even where it is the first id.
+    awkward = data[:1] in (b"\n", b"\r", b"\xef") or b"\n\n" in data or b"\n\r\n" in data
+    if not awkward:
         try:
             frame = pl.read_csv(
                 data,
@@ -134,13 +136,11 @@ def _cells(path: Path, layout: Layout, block: Block, skip_bad: bool) -> Rows:
     return Rows(frame, bad, lambda k: lines[k])
 
 
-def _one_by_one(
-    path: Path, layout: Layout, block: Block, skip_bad: bool
-) -> tuple[list[list[str]], int, list[int]]:
+def _one_by_one(path: Path, layout: Layout, block: Block, skip_bad: bool) -> tuple[list[list[str]], int, list[int]]:
     """The slow, exact way: rows, how many were bad, and the line each good row begins on."""
     csv.field_size_limit(1 << 30)
     text = io.StringIO(_normal(layout, block.data).decode("utf-8"), newline="")
-    style = csv.QUOTE_MINIMAL if layout.quotes else csv.QUOTE_NONE
+    style: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quotes else csv.QUOTE_NONE
     reader = csv.reader(text, delimiter=layout.separator, quoting=style, strict=True)
     good: list[list[str]] = []
     lines: list[int] = []

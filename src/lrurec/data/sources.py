@@ -57,7 +57,16 @@ _AMAZON_PAGE = "https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html"
 
 def _amazon(name: str, title: str, file: str, digest: str, paper: Paper) -> Known:
     return Known(
-        name, title, _AMAZON_PAGE, _AMAZON, _SNAP + file, f"sha256:{digest}", (file,), None, "amazon-csv", paper
+        name,
+        title,
+        _AMAZON_PAGE,
+        _AMAZON,
+        _SNAP + file,
+        f"sha256:{digest}",
+        (file,),
+        None,
+        "amazon-csv",
+        paper,
     )
 
 
@@ -163,7 +172,9 @@ def events_in(inputs: Sequence[Path]) -> tuple[list[Path], Path | None]:
             names = names or table
             continue
         inside = sorted(
-            p for p in path.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)
+            p
+            for p in path.rglob("*")
+            if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)
         )
         if (path / "manifest.json").exists():
             raise InputError(f"{path} is a prepared dataset already; prepare takes the log it was made from")

@@ -85,7 +85,11 @@ def leave_last_out(dataset: Dataset) -> Split:
 
 
 def by_time(
-    dataset: Dataset, test_from: str | datetime, valid_from: str | datetime | None = None, *, first_only: bool = False
+    dataset: Dataset,
+    test_from: str | datetime,
+    valid_from: str | datetime | None = None,
+    *,
+    first_only: bool = False,
 ) -> Split:
     """Split at moments: everything from `test_from` on is test, nothing of it trains.
 
@@ -123,7 +127,12 @@ def _first_from(dataset: Dataset, moment: int) -> Positions:
 
 
 def _targets(
-    dataset: Dataset, users: NDArray[np.int32], starts: Positions, begin: Positions, end: Positions, first_only: bool
+    dataset: Dataset,
+    users: NDArray[np.int32],
+    starts: Positions,
+    begin: Positions,
+    end: Positions,
+    first_only: bool,
 ) -> Targets:
     begin = np.maximum(begin, starts + 1)  # a target needs a history
     counts = np.maximum(end - begin, 0)

@@ -114,7 +114,8 @@ def _frame(parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.in
 
 def _item_ids(world: World) -> NDArray[np.int64]:
     """Public ids in random order: the order of ids says nothing about the world."""
-    return np.random.default_rng([world.seed, 1]).permutation(world.items).astype(np.int64) + 1
+    order: NDArray[np.int64] = np.random.default_rng([world.seed, 1]).permutation(np.arange(1, world.items + 1))
+    return order
 
 
 def _lengths(world: World, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -189,7 +190,7 @@ class _People:
 
     def _have(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
         word, bit = _bit_of(items)
-        return (self.had[rows, word] & bit) != 0
+        return np.asarray(self.had[rows, word] & bit, np.bool_)
 
 
 def _bit_of(items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -198,18 +199,120 @@ def _bit_of(items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uin
     return place >> 6, np.uint64(1) << (place & 63).astype(np.uint64)
 
 
-_GENRES = "Mystery Comedy Western Romance Fantasy Travel Cooking History Horror Science Sports Music".split()
-_FIRST = (
-    "Amber Brass Cedar Cobalt Copper Coral Crimson Crystal Distant Ember Fallen Frozen Gentle Gilded Glass Golden"
-    " Hidden Hollow Indigo Iron Ivory Jade Little Lost Lunar Marble Midnight Misty Northern Opal Paper Quiet Restless"
-    " Ruby Rusty Sapphire Scarlet Silent Silver Southern Stolen Stormy Velvet Wandering Whispering Wild Winter Wooden"
-).split()
-_SECOND = (
-    "Anchor Archive Bakery Bridge Canyon Carnival Castle Clock Compass Cottage Ferry Fountain Garden Harbour Horizon"
-    " Island Kitchen Lagoon Lantern Library Lighthouse Market Meadow Mill Mirror Mountain Museum Observatory Orchard"
-    " Orchestra Palace Pavilion Pier Prairie Railway River Sanctuary Station Studio Summit Tavern Temple Theatre Tower"
-    " Valley Village Vineyard Windmill"
-).split()
+_GENRES = [
+    "Mystery",
+    "Comedy",
+    "Western",
+    "Romance",
+    "Fantasy",
+    "Travel",
+    "Cooking",
+    "History",
+    "Horror",
+    "Science",
+    "Sports",
+    "Music",
+]
+_FIRST = [
+    "Amber",
+    "Brass",
+    "Cedar",
+    "Cobalt",
+    "Copper",
+    "Coral",
+    "Crimson",
+    "Crystal",
+    "Distant",
+    "Ember",
+    "Fallen",
+    "Frozen",
+    "Gentle",
+    "Gilded",
+    "Glass",
+    "Golden",
+    "Hidden",
+    "Hollow",
+    "Indigo",
+    "Iron",
+    "Ivory",
+    "Jade",
+    "Little",
+    "Lost",
+    "Lunar",
+    "Marble",
+    "Midnight",
+    "Misty",
+    "Northern",
+    "Opal",
+    "Paper",
+    "Quiet",
+    "Restless",
+    "Ruby",
+    "Rusty",
+    "Sapphire",
+    "Scarlet",
+    "Silent",
+    "Silver",
+    "Southern",
+    "Stolen",
+    "Stormy",
+    "Velvet",
+    "Wandering",
+    "Whispering",
+    "Wild",
+    "Winter",
+    "Wooden",
+]
+_SECOND = [
+    "Anchor",
+    "Archive",
+    "Bakery",
+    "Bridge",
+    "Canyon",
+    "Carnival",
+    "Castle",
+    "Clock",
+    "Compass",
+    "Cottage",
+    "Ferry",
+    "Fountain",
+    "Garden",
+    "Harbour",
+    "Horizon",
+    "Island",
+    "Kitchen",
+    "Lagoon",
+    "Lantern",
+    "Library",
+    "Lighthouse",
+    "Market",
+    "Meadow",
+    "Mill",
+    "Mirror",
+    "Mountain",
+    "Museum",
+    "Observatory",
+    "Orchard",
+    "Orchestra",
+    "Palace",
+    "Pavilion",
+    "Pier",
+    "Prairie",
+    "Railway",
+    "River",
+    "Sanctuary",
+    "Station",
+    "Studio",
+    "Summit",
+    "Tavern",
+    "Temple",
+    "Theatre",
+    "Tower",
+    "Valley",
+    "Village",
+    "Vineyard",
+    "Windmill",
+]
 _PARTS = 6
 
 

@@ -3,10 +3,10 @@
 import gzip
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import polars as pl
 import zstandard
@@ -27,7 +27,7 @@ def check_target(path: Path) -> str:
 
 def write_frames(
     frames: Iterator[pl.DataFrame],
-    schema: dict[str, pl.DataType],
+    schema: Mapping[str, pl.DataType],
     path: Path,
     written: Callable[[int], None] = lambda rows: None,
 ) -> None:
@@ -53,7 +53,7 @@ def write_frames(
         aside.unlink(missing_ok=True)
 
 
-def _parquet(frames: Iterator[pl.DataFrame], schema: dict[str, pl.DataType], path: Path) -> None:
+def _parquet(frames: Iterator[pl.DataFrame], schema: Mapping[str, pl.DataType], path: Path) -> None:
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[pl.DataFrame]:
@@ -63,12 +63,13 @@ def _parquet(frames: Iterator[pl.DataFrame], schema: dict[str, pl.DataType], pat
 
 
 def _text(
-    frames: Iterator[pl.DataFrame], schema: dict[str, pl.DataType], path: Path, suffix: str, separator: str
+    frames: Iterator[pl.DataFrame], schema: Mapping[str, pl.DataType], path: Path, suffix: str, separator: str
 ) -> None:
     with ExitStack() as stack:
         file: IO[bytes] = stack.enter_context(path.open("wb"))
         if suffix == ".gz":  # no time stamp inside: the same frames give the same bytes
-            file = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0))  # type: ignore[assignment]
+            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0)
+            file = cast(IO[bytes], stack.enter_context(packed))
         elif suffix == ".zst":
             file = stack.enter_context(zstandard.ZstdCompressor(write_checksum=True).stream_writer(file))
         first = True

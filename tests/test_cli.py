@@ -1,0 +1,66 @@
+"""The command line itself: help with examples, the doctor, and a reader that goes away."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import Run
+
+COMMANDS = [
+    [],
+    ["prepare"],
+    ["data", "list"],
+    ["data", "fetch"],
+    ["data", "synth"],
+    ["data", "describe"],
+    ["doctor"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_examples(run: Run, command: list[str]) -> None:
+    done = run(*command, "--help")
+    assert done.code == 0
+    assert "examples:\n  lrurec" in done.out
+
+
+def test_no_command(run: Run) -> None:
+    for command in ([], ["data"]):
+        done = run(*command)
+        assert done.code == 2 and done.err.count("\n") == 1
+
+
+def test_no_abbreviations(run: Run) -> None:
+    assert "did you mean --json?" in run("doctor", "--jso").err
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out.startswith("lrurec 0.")
+
+
+def test_doctor(run: Run) -> None:
+    told = run("doctor").out
+    assert "cores" in told and "polars" in told and "prepare data  ready" in told
+    found = json.loads(run("doctor", "--json").out)
+    assert found["parts"]["prepare data"]["missing"] == []
+    assert found["cores"] >= 1 and found["memory"] > 1e8
+    for name, part in found["parts"].items():
+        if part["missing"]:
+            assert f"pip install 'lrurec[{part['extra']}]'" in told, name
+
+
+def test_doctor_knows_every_extra() -> None:
+    from lrurec.cli.doctor import PARTS
+    from test_package import extras
+
+    for extra, needs in PARTS.values():
+        wanted = {r.split(">")[0].split("=")[0] for r in extras()[extra]}
+        assert wanted == set(needs)
+
+
+def test_a_reader_that_goes_away() -> None:
+    command = f"{sys.executable} -m lrurec.cli.main data list --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "[\n" and done.stderr == ""
