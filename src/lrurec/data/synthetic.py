@@ -122,7 +122,7 @@ def _lengths(world: World, rng: np.random.Generator) -> NDArray[np.int64]:
     """Long-tailed lengths with exactly the wanted sum; at least two events each where there are enough."""
     least = 2 if world.events >= 2 * world.users else 1
     raw = np.exp(world.spread * rng.standard_normal(world.users))
-    lengths = np.maximum(least, np.floor(raw * (world.events / raw.sum()))).astype(np.int64)
+    lengths: NDArray[np.int64] = np.maximum(least, np.floor(raw * (world.events / raw.sum()))).astype(np.int64)
     while (missing := world.events - int(lengths.sum())) != 0:
         able = np.flatnonzero(lengths > least) if missing < 0 else np.arange(world.users)
         some = rng.permutation(able)[: abs(missing)]
