@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lrurec import Dataset
 from lrurec.cli.main import main
 
 
@@ -43,6 +44,12 @@ def real_data() -> Path:
     if not given or not Path(given).is_dir():
         pytest.skip("LRUREC_DATA names no folder with the real datasets")
     return Path(given)
+
+
+def histories(dataset: Dataset) -> dict[object, list[object]]:
+    """Every history with the original ids."""
+    ids = [dataset.user_ids[k] for k in range(dataset.n_users)]
+    return {user: list(dataset.history(user)) for user in ids}
 
 
 Event = tuple[object, object, int | None]

@@ -73,6 +73,7 @@ CASES: dict[str, tuple[str, bytes | None, list[str], list[str]]] = {
     ),
     "not UTF-8": ("log.csv", b"user,item\n1,2\n1,caf\xe9\n", [], ["line 3 is not UTF-8", "iconv"]),
     "UTF-16": ("log.csv", GOOD.encode("utf-16"), [], ["UTF-16", "iconv"]),
+    "zip": ("log.zip", b"PK\x03\x04 and so on", [], ["zip archive", "unpack it first"]),
     "binary": ("log.bin", bytes(range(256)) * 9, [], ["neither text nor Parquet"]),
     "bad JSON": ("log.jsonl", b'{"user":1,"item":2}\n{"user":1,\n', [], ["line 2 is not a JSON object"]),
     "broken Parquet": ("log.parquet", b"PAR1 and then nothing", [], ["not a whole Parquet file"]),

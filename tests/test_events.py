@@ -10,15 +10,11 @@ import polars as pl
 import pytest
 
 import lrurec
+from conftest import histories
 from lrurec.errors import InputError, SettingsError
 
 ROWS: dict[str, list[Any]] = {"user": ["b", "a", "a", "b"], "item": [3, 1, 2, 1], "time": [4, 9, 2, 1]}
 EXPECTED = {"a": [2, 1], "b": [1, 3]}
-
-
-def histories(dataset: lrurec.Dataset) -> dict[object, list[object]]:
-    ids = [dataset.user_ids[k] for k in range(dataset.n_users)]
-    return {user: list(dataset.history(user)) for user in ids}
 
 
 def test_polars() -> None:

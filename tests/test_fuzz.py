@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import lrurec
-from conftest import Event, slow_prepare
+from conftest import Event, histories, slow_prepare
 from lrurec.errors import NothingLeftError
 
 Log = list[Event]
@@ -93,11 +93,6 @@ WRITERS: dict[str, Callable[[Log], str | None]] = {
     "pairs": lambda log: bare(log, " "),
 }
 PACKS = {"plain": lambda b: b, "gzip": gzip.compress, "zstd": zstandard.compress}
-
-
-def histories(dataset: lrurec.Dataset) -> dict[object, list[object]]:
-    ids = [dataset.user_ids[k] for k in range(dataset.n_users)]
-    return {user: list(dataset.history(user)) for user in ids}
 
 
 def as_seen(by_user: dict[object, list[object]]) -> dict[str, list[str]]:

@@ -19,16 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lrurec
-from conftest import Event, Run, slow_prepare
+from conftest import Event, Run, histories, slow_prepare
 from lrurec import Dataset
 from lrurec.data import spill
 from lrurec.data.prepare import prepare
 from lrurec.errors import FolderError, NothingLeftError, SettingsError
-
-
-def histories(dataset: Dataset) -> dict[object, list[object]]:
-    ids = [dataset.user_ids[k] for k in range(dataset.n_users)]
-    return {user: list(dataset.history(user)) for user in ids}
 
 
 def write(path: Path, events: list[Event]) -> Path:
@@ -166,6 +161,8 @@ def test_nothing_changed_nothing_done(tmp_path: Path, run: Run) -> None:
     assert "up to date" not in run("prepare", log, "--out", out).out
     assert Dataset.open(out).history(1) == [2, 4]
     assert "up to date" not in run("prepare", log, "--out", out, "--drop-repeats").out
+    assert "up to date" not in run("prepare", log, "--out", out, "--header", "no").out  # other reading, other events
+    assert Dataset.open(out).n_events == 3
     assert list(tmp_path.glob(".*")) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 import zstandard
 
 import lrurec
+from conftest import histories
 from lrurec.data.layout import Wanted, recognise
 from lrurec.errors import InputError, LrurecError
 
@@ -62,11 +63,6 @@ FORMATS: list[tuple[str, str, dict[object, list[object]]]] = [
     ("xlong", "0\t77\t5,6,5\t9\n1\t78\t6,7\t5\n", {0: [5, 6, 5, 9], 1: [6, 7, 5]}),
     ("xlong", "0\t77\t5,6,5\t9\t1\t0\t3\n1\t78\t6,7\t5\t1\t0\t3\n", {0: [5, 6, 5, 9], 1: [6, 7, 5]}),
 ]
-
-
-def histories(dataset: lrurec.Dataset) -> dict[object, list[object]]:
-    names = [dataset.user_ids[k] for k in range(dataset.n_users)]
-    return {name: list(dataset.history(name)) for name in names}
 
 
 @pytest.mark.parametrize(("kind", "text", "expected"), FORMATS)

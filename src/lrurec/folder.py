@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,15 @@ _LOCK = ".writing"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
+    """The SHA-256 of a file's bytes, as hex; `report` hears of every piece that is done."""
+    digest, piece = hashlib.sha256(), bytearray(1 << 22)
+    view = memoryview(piece)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(view[:count])
+            report(count)
+    return digest.hexdigest()
 
 
 def sha256_json(value: object) -> str:
@@ -79,11 +84,13 @@ def check_sizes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
             raise FolderError(f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; make the {kind} again")
 
 
-def check_hashes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
+def check_hashes(
+    folder: Path, manifest: dict[str, Any], kind: str, report: Callable[[int], None] = lambda count: None
+) -> None:
     """Refuse a folder one of whose files has other bytes than the manifest says."""
     check_sizes(folder, manifest, kind)
     for name, facts in manifest["files"].items():
-        if sha256(folder / name) != facts["sha256"]:
+        if sha256(folder / name, report) != facts["sha256"]:
             raise FolderError(f"{folder}: {name} is damaged (its hash differs); make the {kind} again")
 
 

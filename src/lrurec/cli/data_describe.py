@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 
 from lrurec.cli.arguments import Commands
-from lrurec.cli.console import plot, table
+from lrurec.cli.console import plot, progress_bar, table
 from lrurec.data.dataset import Dataset
 from lrurec.data.statistics import Statistics, statistics
 
@@ -26,9 +26,10 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     dataset = Dataset.open(options.path)
-    if options.verify:
-        dataset.verify()
-    stats = statistics(dataset)
+    with progress_bar() as progress:
+        if options.verify:
+            dataset.verify(progress)
+        stats = statistics(dataset, progress)
     if options.json:
         print(json.dumps(dataclasses.asdict(stats), indent=1))
     else:

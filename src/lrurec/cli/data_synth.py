@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import bytes_text, progress_bar
+from lrurec.data.progress import counted
 from lrurec.data.synthetic import PRESETS, SCHEMA, item_names, log, preset, resized
 from lrurec.data.writers import check_target, write_frames
 
@@ -56,15 +57,8 @@ def run(options: argparse.Namespace) -> int:
     for target in (options.out, options.names):
         if target is not None:
             check_target(Path(target))
-    done = 0
     with progress_bar() as progress:
-
-        def written(rows: int) -> None:
-            nonlocal done
-            done += rows
-            progress("writing", done, world.events)
-
-        write_frames(log(world), SCHEMA, out, written)
+        write_frames(log(world), SCHEMA, out, counted(progress, "writing", world.events))
         if options.names:
             names = item_names(world)
             write_frames(iter([names]), dict(names.schema), Path(options.names))

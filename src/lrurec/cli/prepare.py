@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from dataclasses import fields
 from typing import Any
 
 from lrurec.cli.arguments import Commands, positive, yes_no
@@ -10,7 +11,7 @@ from lrurec.cli.console import progress_bar
 from lrurec.data.dataset import Dataset
 from lrurec.data.layout import FORMATS, Wanted
 from lrurec.data.prepare import RECIPES, prepare
-from lrurec.data.settings import TIES
+from lrurec.data.settings import TIES, Settings
 from lrurec.data.times import UNITS
 
 EXAMPLES = """\
@@ -69,17 +70,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    names = [
-        "min_rating",
-        "min_item",
-        "min_user",
-        "k_core",
-        "drop_repeats",
-        "ties",
-        "seed",
-        "time_unit",
-        "skip_bad_rows",
-    ]
     started = time.monotonic()
     with progress_bar() as progress:
         outcome = prepare(
@@ -90,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             recipe=options.recipe,
             item_names=options.item_names,
             progress=progress,
-            **{name: getattr(options, name) for name in names},
+            **{field.name: getattr(options, field.name) for field in fields(Settings)},
         )
     seconds = time.monotonic() - started
     dataset = outcome.dataset

@@ -19,6 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from lrurec.data.ids import Id, IdTable, TextIds
+from lrurec.data.progress import Progress, counted, no_progress
 from lrurec.errors import FolderError, InputError
 from lrurec.folder import check_hashes, check_sizes, read_manifest
 
@@ -58,10 +59,11 @@ class Dataset:
         except (KeyError, ValueError, OSError) as error:
             raise FolderError(f"{folder} is damaged ({error}); prepare it again") from None
 
-    def verify(self) -> None:
+    def verify(self, progress: Progress = no_progress) -> None:
         """Compare every file with the hash in the manifest; an error names the first that differs."""
         if self.path is not None:
-            check_hashes(self.path, self.manifest, KIND)
+            total = sum(facts["bytes"] for facts in self.manifest["files"].values())
+            check_hashes(self.path, self.manifest, KIND, counted(progress, "verifying", total))
 
     def in_memory(self) -> "Dataset":
         """A copy that needs no folder."""

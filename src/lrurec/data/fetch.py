@@ -35,7 +35,7 @@ def fetch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if files:
-            taken = [_take(row, Path(f), folder, check) for f in files]
+            taken = [_take(row, Path(f), folder, check, progress) for f in files]
         elif row.url is None:
             raise FetchError(_by_hand(row, folder, "its publisher asks for a log-in"))
         else:
@@ -62,7 +62,7 @@ def _by_hand(row: Known, folder: Path, why: str) -> str:
     return f"{row.title} cannot be downloaded ({why}); get {' and '.join(row.events)} from {row.page} and pass {wanted}"
 
 
-def _take(row: Known, file: Path, folder: Path, check: bool) -> Path:
+def _take(row: Known, file: Path, folder: Path, check: bool, progress: Progress) -> Path:
     """Copy a file at hand. The publisher's own file must have the right checksum; any other is taken as it is."""
     if not file.is_file():
         raise InputError(f"{file} does not exist; check the path after --from")
@@ -72,7 +72,10 @@ def _take(row: Known, file: Path, folder: Path, check: bool) -> Path:
     if not (target.exists() and target.samefile(file)):
         aside = folder / f".{file.name}.{os.getpid()}"
         try:
-            shutil.copyfile(file, aside)
+            with file.open("rb") as source, aside.open("wb") as copy:
+                while piece := source.read(_PIECE):
+                    copy.write(piece)
+                    progress(copy.tell(), file.stat().st_size)
             aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)

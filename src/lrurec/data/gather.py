@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from lrurec.data.ids import IdEncoder
 from lrurec.data.layout import Layout
+from lrurec.data.progress import Progress
 from lrurec.data.readers import Rows
-from lrurec.data.settings import Log, Progress, Settings
+from lrurec.data.settings import Log, Settings
 from lrurec.data.spill import Spill
 from lrurec.data.times import Times, parse_times
 from lrurec.errors import BadRowError, InputError, NothingLeftError

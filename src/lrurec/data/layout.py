@@ -3,111 +3,20 @@
 Knows the look of files; reads only the first lines. `readers` does the reading.
 """
 
-import ast
-import csv
-import io
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import polars as pl
 
 from lrurec.config import unknown
+from lrurec.data.columns import ROLES, find, plain
+from lrurec.data.glance import cells_of, is_time, json_row, lines_of, literal_row, number_of, separator_of
 from lrurec.data.text import cannot_read, head_of
 from lrurec.errors import InputError
 
-# Common column names, the more telling ones first. Compared in lower case without punctuation.
-_USER = [
-    "userid",
-    "user",
-    "uid",
-    "reviewerid",
-    "customerid",
-    "visitorid",
-    "memberid",
-    "accountid",
-    "clientid",
-    "personid",
-    "profileid",
-    "reviewer",
-    "customer",
-    "visitor",
-    "member",
-    "username",
-    "sessionid",
-    "session",
-    "steamid",
-    "authorid",
-    "deviceid",
-    "cookieid",
-]
-_ITEM = [
-    "itemid",
-    "item",
-    "iid",
-    "parentasin",
-    "asin",
-    "movieid",
-    "movie",
-    "productid",
-    "product",
-    "sku",
-    "articleid",
-    "article",
-    "trackid",
-    "track",
-    "songid",
-    "song",
-    "artistid",
-    "bookid",
-    "book",
-    "isbn",
-    "businessid",
-    "poiid",
-    "placeid",
-    "venueid",
-    "videoid",
-    "newsid",
-    "appid",
-    "gameid",
-    "contentid",
-    "offerid",
-    "listingid",
-    "recipeid",
-    "animeid",
-    "showid",
-    "documentid",
-    "docid",
-    "goodsid",
-]
-_TIME = [
-    "timestamp",
-    "time",
-    "ts",
-    "datetime",
-    "eventtime",
-    "eventtimestamp",
-    "unixreviewtime",
-    "unixtime",
-    "createdat",
-    "occurredat",
-    "utctime",
-    "playedat",
-    "tdat",
-    "reviewtime",
-    "eventdate",
-    "date",
-    "day",
-    "created",
-    "when",
-]
-_RATING = ["rating", "overall", "stars", "score", "rate", "ratings", "reviewscore", "value"]
-_TITLE = ["title", "name", "movietitle", "itemname", "itemtitle", "productname", "producttitle", "label"]
-_ROLES = {"user": _USER, "item": _ITEM, "time": _TIME, "rating": _RATING}
-
+_PACKED = {b"PK\x03\x04": "a zip archive (or a spreadsheet)", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"7z\xbc": "7-Zip"}
 _TYPED = re.compile(r"[^:\s]+:(token|token_seq|float|float_seq)")
 _AMAZON_USER = re.compile(r"A[0-9A-Z]{8,25}")
 _AMAZON_ITEM = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
@@ -140,11 +49,6 @@ class Layout:
     digits_are_numbers: bool = True  # False where the file itself says that ids are text
 
 
-def plain(name: str) -> str:
-    """A column name without case and punctuation: `User_ID` and `userId` are the same."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     """The layout of a file, from its first lines."""
     if format is not None and format not in FORMATS:
@@ -161,6 +65,9 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     head = head_of(path)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{path} is UTF-16; convert it with: iconv -f utf-16 -t utf-8")
+    for start, kind in _PACKED.items():
+        if head.startswith(start):
+            raise InputError(f"{path} is {kind}; unpack it first (gzip and zstd are read as they are)")
     if b"\0" in head:
         raise InputError(f"{path} is neither text nor Parquet; lrurec cannot read it")
     # Whether all of the text is UTF-8 is checked when rows are read.
@@ -170,18 +77,14 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     return FORMATS[format or _guess(path, text)](path, text, wanted)
 
 
-def _lines(text: str, limit: int = 200) -> list[str]:
-    return [line for line in text.split("\n") if line.strip()][:limit]
-
-
 def _guess(path: Path, text: str) -> str:
-    lines = _lines(text)
+    lines = lines_of(text)
     first = lines[0].strip()
     if first.startswith("{"):
-        row = _json_row(first)
+        row = json_row(first)
         if row is not None:
             return "amazon-json" if {"reviewerID", "asin"} <= row.keys() else "jsonl"
-        return "steam" if _literal_row(first) is not None else "jsonl"
+        return "steam" if literal_row(first) is not None else "jsonl"
     if first.startswith("["):
         raise InputError(f"{path} is one JSON array; write one object per line (jq -c '.[]' FILE)")
     if "::" in first and all("::" in line for line in lines):
@@ -190,7 +93,7 @@ def _guess(path: Path, text: str) -> str:
         return "recbole"
     if all(_is_xlong(line) for line in lines):
         return "xlong"
-    separator = _separator(lines)
+    separator = separator_of(lines)
     if separator is None:
         if all(len(line.split()) == 2 for line in lines):
             return "pairs"
@@ -200,7 +103,7 @@ def _guess(path: Path, text: str) -> str:
         )
     if separator == "\t":
         return "tsv"
-    rows = _rows(text, separator, quotes=True)
+    rows = cells_of(text, separator)
     if separator == "," and all(len(r) == 4 for r in rows) and _amazon_columns(rows):
         return "amazon-csv"
     return "csv"
@@ -209,42 +112,6 @@ def _guess(path: Path, text: str) -> str:
 def _is_xlong(line: str) -> bool:
     cells = line.split("\t")
     return len(cells) >= 4 and "," in cells[2] and "," not in cells[0] and "," not in cells[1]
-
-
-def _separator(lines: Sequence[str]) -> str | None:
-    """The separator that splits most lines into as many cells as the first; of several, the one with most cells."""
-    best, most = None, (0.5, 1)
-    for separator in "\t,;|":
-        counts = [len(row) for row in _rows("\n".join(lines), separator, quotes=True)]
-        alike = sum(c == counts[0] for c in counts) / len(counts)
-        if counts[0] > 1 and (alike, counts[0]) >= most:
-            best, most = separator, (alike, counts[0])
-    return best
-
-
-def _rows(text: str, separator: str, *, quotes: bool) -> list[list[str]]:
-    lines = io.StringIO("\n".join(_lines(text)))
-    style: Literal[0, 3] = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-    try:
-        return [row for row in csv.reader(lines, delimiter=separator, quoting=style) if row]
-    except csv.Error:
-        return [line.split(separator) for line in _lines(text)]
-
-
-def _json_row(line: str) -> dict[str, object] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _literal_row(line: str) -> dict[str, object] | None:
-    try:
-        row = ast.literal_eval(line)  # literals only: nothing is ever evaluated
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _amazon_columns(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
@@ -263,23 +130,13 @@ def _amazon_columns(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
 # --- choosing columns ---------------------------------------------------------------------------
 
 
-def find(role: str, columns: Sequence[str]) -> str | None:
-    """The column that by its name plays a role, or None."""
-    by_name = {plain(c): c for c in reversed(columns)}
-    return next((by_name[n] for n in _ROLES[role] if n in by_name), None)
-
-
-def find_title(columns: Sequence[str]) -> str | None:
-    """The column that by its name holds what people call an item."""
-    by_name = {plain(c): c for c in reversed(columns)}
-    return next((by_name[n] for n in _TITLE if n in by_name), None)
-
-
 def _pick(path: Path, role: str, given: str | None, columns: Sequence[str]) -> str | None:
     if given is None:
         return find(role, columns)
     if given in columns:
         return given
+    if given == "none" and role in ("time", "rating"):
+        return None
     loose = [c for c in columns if plain(c) == plain(given)]
     if loose and plain(given):
         return loose[0]
@@ -290,7 +147,7 @@ def _pick(path: Path, role: str, given: str | None, columns: Sequence[str]) -> s
 
 def choose(path: Path, layout: Layout, wanted: Wanted) -> Layout:
     """Fill in the roles from the column names; without a user or an item it is an error."""
-    roles = {r: _pick(path, r, getattr(wanted, r), layout.columns) for r in _ROLES}
+    roles = {r: _pick(path, r, getattr(wanted, r), layout.columns) for r in ROLES}
     for role in ("user", "item"):
         if roles[role] is None:
             raise InputError(
@@ -310,8 +167,8 @@ def _empty(format: str, columns: Sequence[str], **more: object) -> Layout:
 
 
 def _delimited(path: Path, text: str, wanted: Wanted, format: str = "csv") -> Layout:
-    separator = "\t" if format == "tsv" else _separator(_lines(text)) or ","
-    rows = _rows(text, separator, quotes=True)
+    separator = "\t" if format == "tsv" else separator_of(lines_of(text)) or ","
+    rows = cells_of(text, separator)
     header = wanted.header if wanted.header is not None else _has_header(rows, wanted)
     quotes = '"' in text or format == "csv"
     if header:
@@ -334,7 +191,7 @@ def _delimited(path: Path, text: str, wanted: Wanted, format: str = "csv") -> La
 
 def _complete(wanted: Wanted, guessed: dict[str, str]) -> Wanted:
     """What the caller insists on, and guesses for the columns that are still free."""
-    taken = {getattr(wanted, r) for r in _ROLES}
+    taken = {getattr(wanted, r) for r in ROLES}
     more = {r: c for r, c in guessed.items() if getattr(wanted, r) is None and c not in taken}
     return replace(wanted, **more)  # type: ignore[arg-type]
 
@@ -343,38 +200,26 @@ def _has_header(rows: Sequence[Sequence[str]], wanted: Wanted) -> bool:
     first = [c.strip() for c in rows[0]]
     if any(find(role, first) for role in ("user", "item", "time")):
         return True
-    if any(getattr(wanted, r) in first for r in _ROLES if getattr(wanted, r) is not None):
+    if any(getattr(wanted, r) in first for r in ROLES if getattr(wanted, r) is not None):
         return True
-    if any(_number(c) is not None for c in first):
+    if any(number_of(c) is not None for c in first):
         return False
     # No number in the first line but numbers below: those are names nobody told us about.
-    return any(_number(row[k]) is not None for row in rows[1:] for k in range(min(len(row), len(first))))
+    return any(number_of(row[k]) is not None for row in rows[1:] for k in range(min(len(row), len(first))))
 
 
 def _by_content(rows: Sequence[Sequence[str]]) -> dict[str, str]:
     """Roles of nameless columns: user, item, then whichever looks like a time and like a rating."""
-    if not any(_number(c) is not None for c in rows[0]) and not any(_is_time(c) for c in rows[0]):
+    if not any(number_of(c) is not None for c in rows[0]) and not any(is_time(c) for c in rows[0]):
         return {}
     guess = {"user": "1", "item": "2"}
     for k in range(2, min(len(r) for r in rows) if rows else 0):
         cells = [r[k] for r in rows]
-        role = "time" if all(_is_time(c) for c in cells) else "rating"
-        if role == "rating" and not all(_number(c) is not None for c in cells):
+        role = "time" if all(is_time(c) for c in cells) else "rating"
+        if role == "rating" and not all(number_of(c) is not None for c in cells):
             continue
         guess.setdefault(role, str(k + 1))
     return guess
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _is_time(cell: str) -> bool:
-    number = _number(cell)
-    return number >= 1e8 if number is not None else bool(re.match(r"\d{4}-\d\d-\d\d", cell.strip()))
 
 
 def _tsv(path: Path, text: str, wanted: Wanted) -> Layout:
@@ -382,31 +227,31 @@ def _tsv(path: Path, text: str, wanted: Wanted) -> Layout:
 
 
 def _recbole(path: Path, text: str, wanted: Wanted) -> Layout:
-    columns = [c.strip().split(":")[0] for c in _lines(text)[0].split("\t")]
+    columns = [c.strip().split(":")[0] for c in lines_of(text)[0].split("\t")]
     return choose(path, _empty("recbole", columns, separator="\t", header=True), wanted)
 
 
 def _movielens(path: Path, text: str, wanted: Wanted) -> Layout:
-    count = _lines(text)[0].count("::") + 1
+    count = lines_of(text)[0].count("::") + 1
     columns = ["user", "item", "rating", "timestamp"][:count] + [str(k) for k in range(5, count + 1)]
     return choose(path, _empty("movielens", columns, separator="\x1f"), wanted)
 
 
 def _pairs(path: Path, text: str, wanted: Wanted) -> Layout:
-    first = _lines(text)[0].split()
+    first = lines_of(text)[0].split()
     named = wanted.header if wanted.header is not None else bool(find("user", first) and find("item", first))
     columns = first if named else ["user", "item"]
     return choose(path, _empty("pairs", columns, separator=" ", header=named), wanted)
 
 
 def _amazon_csv(path: Path, text: str, wanted: Wanted) -> Layout:
-    swapped = _amazon_columns(_rows(text, ",", quotes=True)) == (1, 0)
+    swapped = _amazon_columns(cells_of(text, ",")) == (1, 0)
     columns = ["item", "user"] if swapped else ["user", "item"]
     return choose(path, _empty("amazon-csv", [*columns, "rating", "timestamp"], quotes=True), wanted)
 
 
 def _json(path: Path, text: str, wanted: Wanted, format: str = "jsonl") -> Layout:
-    rows = [row for line in _lines(text) if (row := _json_row(line)) is not None]
+    rows = [row for line in lines_of(text) if (row := json_row(line)) is not None]
     if not rows:
         raise InputError(f"{path}: the first line is not a JSON object; write one object per line")
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -420,7 +265,7 @@ def _amazon_json(path: Path, text: str, wanted: Wanted) -> Layout:
 
 
 def _steam(path: Path, text: str, wanted: Wanted) -> Layout:
-    rows = [row for line in _lines(text) if (row := _literal_row(line)) is not None]
+    rows = [row for line in lines_of(text) if (row := literal_row(line)) is not None]
     if not rows:
         raise InputError(f"{path}: the first line is not a Python literal such as {{'user': 'a', 'item': 'b'}}")
     columns = list(dict.fromkeys(str(key) for row in rows for key in row))
@@ -430,7 +275,7 @@ def _steam(path: Path, text: str, wanted: Wanted) -> Layout:
 
 
 def _xlong(path: Path, text: str, wanted: Wanted) -> Layout:
-    columns = [str(k) for k in range(1, len(_lines(text)[0].split("\t")) + 1)]
+    columns = [str(k) for k in range(1, len(lines_of(text)[0].split("\t")) + 1)]
     user = wanted.user or "1"
     if user != "line" and user not in columns:
         raise InputError(f"{path}: --user must be a column number of the XLong file, or 'line'")

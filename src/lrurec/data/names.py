@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from lrurec.data.columns import find, find_title
 from lrurec.data.ids import IdTable, TextIds
-from lrurec.data.layout import find, find_title
 from lrurec.data.text import cannot_read, raw_bytes
 from lrurec.errors import InputError
 

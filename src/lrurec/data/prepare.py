@@ -26,8 +26,9 @@ from lrurec.data.gather import Source, gather
 from lrurec.data.ids import IdEncoder
 from lrurec.data.layout import Layout, Wanted, recognise
 from lrurec.data.names import Names, join_names, read_names
+from lrurec.data.progress import Progress, counted, no_progress
 from lrurec.data.readers import Rows, read
-from lrurec.data.settings import Log, Progress, Settings, no_progress
+from lrurec.data.settings import Log, Settings
 from lrurec.data.sources import events_in
 from lrurec.data.spill import Spill
 from lrurec.errors import FolderError
@@ -82,7 +83,10 @@ def prepare(
     chosen = settings_for(recipe, [s.layout for s in sources], settings)
     hashed = [*files, *([names_path] if names_path else [])]
     with ThreadPoolExecutor(1) as pool:
-        hashes = [pool.submit(sha256, path) for path in hashed]
+        # Shown only while nothing else is: later the hashes are made behind the reading.
+        shown = progress if (Path(out) / MANIFEST).exists() else no_progress
+        report = counted(shown, "checking", sum(path.stat().st_size for path in hashed))
+        hashes = [pool.submit(sha256, path, report) for path in hashed]
         facts = _Facts(sources, hashes, names_path, chosen)
         if (ready := _already(Path(out), facts)) is not None:
             return Prepared(ready, unchanged=True)
@@ -106,7 +110,10 @@ class _Facts:
         inputs = []
         hashes: list[str | None] = [h.result() for h in self._hashes] or [None for _ in self._sources]
         for source, digest in zip(self._sources, hashes, strict=False):
-            layout = {r: getattr(source.layout, r) for r in ("format", "user", "item", "time", "rating")}
+            layout = {
+                r: getattr(source.layout, r)
+                for r in ("format", "header", "separator", "user", "item", "time", "rating")
+            }
             inputs.append({"name": Path(source.label).name, "bytes": source.size, "sha256": digest, **layout})
         names = {"name": self._names.name, "sha256": hashes[-1]} if self._names else None
         settings = dataclasses.asdict(self._settings)

@@ -1,6 +1,5 @@
 """What is kept of a log and in which order: settings, recipes, and the account of what was done. Knows no data."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,13 +7,8 @@ from lrurec.config import unknown
 from lrurec.data.times import UNITS, Unit
 from lrurec.errors import SettingsError
 
-Progress = Callable[[str, float, float], None]  # stage, done, total
 Ties = Literal["file", "item", "shuffle"]
 TIES: tuple[Ties, ...] = ("file", "item", "shuffle")
-
-
-def no_progress(stage: str, done: float, total: float) -> None:
-    """For callers who do not watch."""
 
 
 @dataclass(frozen=True)

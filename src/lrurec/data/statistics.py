@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrurec.data.dataset import Dataset
+from lrurec.data.progress import Progress, no_progress
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Statistics:
     cold_test_share: float
 
 
-def statistics(dataset: Dataset) -> Statistics:
-    """Compute all of it in two passes."""
+def statistics(dataset: Dataset, progress: Progress = no_progress) -> Statistics:
+    """Compute all of it in one pass over the events."""
     offsets = np.asarray(dataset.offsets)
     lengths = np.diff(offsets)
     popularity = np.zeros(dataset.n_items, np.int64)
@@ -66,6 +67,7 @@ def statistics(dataset: Dataset) -> Statistics:
             low, high = int(times.min()), int(times.max())
             first_time = low if first_time is None else min(first_time, low)
             last_time = high if last_time is None else max(last_time, high)
+        progress("counting", offsets[last], dataset.n_events)
     tested = lengths >= 3
     answers = np.asarray(dataset.items[offsets[1:][tested] - 1])
     cold = int((~trained[answers]).sum())

@@ -199,120 +199,22 @@ def _bit_of(items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uin
     return place >> 6, np.uint64(1) << (place & 63).astype(np.uint64)
 
 
-_GENRES = [
-    "Mystery",
-    "Comedy",
-    "Western",
-    "Romance",
-    "Fantasy",
-    "Travel",
-    "Cooking",
-    "History",
-    "Horror",
-    "Science",
-    "Sports",
-    "Music",
-]
-_FIRST = [
-    "Amber",
-    "Brass",
-    "Cedar",
-    "Cobalt",
-    "Copper",
-    "Coral",
-    "Crimson",
-    "Crystal",
-    "Distant",
-    "Ember",
-    "Fallen",
-    "Frozen",
-    "Gentle",
-    "Gilded",
-    "Glass",
-    "Golden",
-    "Hidden",
-    "Hollow",
-    "Indigo",
-    "Iron",
-    "Ivory",
-    "Jade",
-    "Little",
-    "Lost",
-    "Lunar",
-    "Marble",
-    "Midnight",
-    "Misty",
-    "Northern",
-    "Opal",
-    "Paper",
-    "Quiet",
-    "Restless",
-    "Ruby",
-    "Rusty",
-    "Sapphire",
-    "Scarlet",
-    "Silent",
-    "Silver",
-    "Southern",
-    "Stolen",
-    "Stormy",
-    "Velvet",
-    "Wandering",
-    "Whispering",
-    "Wild",
-    "Winter",
-    "Wooden",
-]
-_SECOND = [
-    "Anchor",
-    "Archive",
-    "Bakery",
-    "Bridge",
-    "Canyon",
-    "Carnival",
-    "Castle",
-    "Clock",
-    "Compass",
-    "Cottage",
-    "Ferry",
-    "Fountain",
-    "Garden",
-    "Harbour",
-    "Horizon",
-    "Island",
-    "Kitchen",
-    "Lagoon",
-    "Lantern",
-    "Library",
-    "Lighthouse",
-    "Market",
-    "Meadow",
-    "Mill",
-    "Mirror",
-    "Mountain",
-    "Museum",
-    "Observatory",
-    "Orchard",
-    "Orchestra",
-    "Palace",
-    "Pavilion",
-    "Pier",
-    "Prairie",
-    "Railway",
-    "River",
-    "Sanctuary",
-    "Station",
-    "Studio",
-    "Summit",
-    "Tavern",
-    "Temple",
-    "Theatre",
-    "Tower",
-    "Valley",
-    "Village",
-    "Vineyard",
-    "Windmill",
-]
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_GENRES = _words("Mystery Comedy Western Romance Fantasy Travel Cooking History Horror Science Sports Music")
+_FIRST = _words(
+    "Amber Brass Cedar Cobalt Copper Coral Crimson Crystal Distant Ember Fallen Frozen Gentle Gilded Glass Golden"
+    " Hidden Hollow Indigo Iron Ivory Jade Little Lost Lunar Marble Midnight Misty Northern Opal Paper Quiet Restless"
+    " Ruby Rusty Sapphire Scarlet Silent Silver Southern Stolen Stormy Velvet Wandering Whispering Wild Winter Wooden"
+)
+_SECOND = _words(
+    "Anchor Archive Bakery Bridge Canyon Carnival Castle Clock Compass Cottage Ferry Fountain Garden Harbour Horizon"
+    " Island Kitchen Lagoon Lantern Library Lighthouse Market Meadow Mill Mirror Mountain Museum Observatory Orchard"
+    " Orchestra Palace Pavilion Pier Prairie Railway River Sanctuary Station Studio Summit Tavern Temple Theatre Tower"
+    " Valley Village Vineyard Windmill"
+)
 _PARTS = 6
 
 
