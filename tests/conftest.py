@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lrurec import Dataset
 from lrurec.cli.main import main
+
+# No time limits on a noisy machine; in CI the same examples every time, so that a red run can be repeated.
+settings.register_profile("lrurec", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("lrurec")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,23 @@
 """Every format: recognised from its content, read exactly."""
 
+import ast
+import functools
 import gzip
 import json
+import re
 from pathlib import Path
 
 import polars as pl
 import pytest
 import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import lrurec
 from conftest import histories
+from lrurec.data import readers
 from lrurec.data.layout import Wanted, recognise
+from lrurec.data.text import blocks
 from lrurec.errors import InputError, LrurecError
 
 # format, the file, the histories it must give
@@ -187,9 +194,36 @@ def test_many_blocks_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_text("user,item,time\n" + "\n".join(rows) + "\n")
     whole = lrurec.load_events(path).events()
     assert len(whole) == 500
-    import functools
-
-    from lrurec.data import readers, text
-
-    monkeypatch.setattr(readers, "blocks", functools.partial(text.blocks, size=64))
+    monkeypatch.setattr(readers, "blocks", functools.partial(blocks, size=64))
     assert lrurec.load_events(path).events().equals(whole)
+
+
+flat = st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none())
+nested = st.dictionaries(st.text(max_size=3), st.lists(st.text()) | flat)
+
+
+@given(flat | nested, st.booleans())
+@example({"a": 'it\'s \\ "so"'}, True)
+@example({}, False)
+def test_literals_agree_with_the_slow_twin(row: dict[str, object], old: bool) -> None:
+    line = repr(row)
+    if old:  # as Python 2 wrote them
+        line = re.sub(r"(^\{|: |, )(?=['\"])", r"\1u", line)
+    try:
+        expected: object = ast.literal_eval(line)
+    except (ValueError, SyntaxError):
+        return
+    keys = list(expected) if isinstance(expected, dict) else []
+    assert readers.literal(line, keys) == expected
+
+
+@given(st.text(alphabet="{}'\"u:, 01٣.\\a-", max_size=25))
+def test_no_line_is_a_literal_that_python_refuses(line: str) -> None:
+    try:
+        expected: object = ast.literal_eval(line)
+    except (ValueError, SyntaxError):
+        with pytest.raises((ValueError, SyntaxError)):
+            readers.literal(line, [])
+        return
+    keys = list(expected) if isinstance(expected, dict) else []
+    assert readers.literal(line, keys) == expected

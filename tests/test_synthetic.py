@@ -24,7 +24,7 @@ def frame(world: World) -> pl.DataFrame:
     return pl.concat(list(log(world)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 900), st.floats(0, 2), st.integers(0, 9))
 def test_sizes_are_exact(users: int, items: int, more: int, spread: float, seed: int) -> None:
     world = World(users, items, users + more, seed, spread)

@@ -9,7 +9,8 @@ import ast
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -182,8 +183,12 @@ def json_lines(path: Path, layout: Layout, skip_bad: bool, report: Report) -> It
                 raw = pl.read_ndjson(block.data, schema=schema)
                 frame, bad, lines = raw.select(pl.col(c).alias(r) for r, c in roles.items()), 0, None
             except (pl.exceptions.PolarsError, ValueError):
-                frame, bad, lines = _objects(path, roles, block, skip_bad, json.loads, "JSON object")
+                frame, bad, lines = _objects(path, roles, block, skip_bad, _json_object, "JSON object")
         yield Rows(frame, bad + not_text, _line_finder(block, lines))
+
+
+def _json_object(line: str, wanted: Collection[str]) -> object:
+    return json.loads(line)
 
 
 def python_literals(path: Path, layout: Layout, skip_bad: bool, report: Report) -> Iterator[Rows]:
@@ -191,8 +196,28 @@ def python_literals(path: Path, layout: Layout, skip_bad: bool, report: Report) 
     roles = _roles(layout)
     for block in blocks(path, quotes=False, report=report, size=4 << 20):
         block, not_text = _as_utf8(path, block, skip_bad)
-        frame, bad, lines = _objects(path, roles, block, skip_bad, ast.literal_eval, "Python literal of a dict")
+        frame, bad, lines = _objects(path, roles, block, skip_bad, literal, "Python literal of a dict")
         yield Rows(frame, bad + not_text, _line_finder(block, lines))
+
+
+_TEXT = r"""u?(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
+_VALUE = rf"(?:{_TEXT}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|True|False|None)"
+_FLAT = re.compile(rf"\{{{_TEXT}: {_VALUE}(?:, {_TEXT}: {_VALUE})*\}}")
+_PAIR = re.compile(rf"({_TEXT}): ({_VALUE})")
+
+
+def literal(line: str, wanted: Collection[str]) -> object:
+    """`ast.literal_eval`, several times faster on flat dicts: only the wanted values are parsed."""
+    if _FLAT.fullmatch(line) is None:
+        return ast.literal_eval(line)
+    pairs = ((_token(key), value) for key, value in _PAIR.findall(line))
+    return {key: _token(value) for key, value in pairs if key in wanted}
+
+
+def _token(text: str) -> object:
+    if text[-1] in "'\"" and "\\" not in text:
+        return text[2:-1] if text[0] == "u" else text[1:-1]
+    return ast.literal_eval(text)
 
 
 def _line_finder(block: Block, lines: list[int] | None) -> Callable[[int], int]:
@@ -202,16 +227,21 @@ def _line_finder(block: Block, lines: list[int] | None) -> Callable[[int], int]:
 
 
 def _objects(
-    path: Path, roles: dict[str, str], block: Block, skip_bad: bool, parse: Callable[[str], object], kind: str
+    path: Path,
+    roles: dict[str, str],
+    block: Block,
+    skip_bad: bool,
+    parse: Callable[[str, Collection[str]], object],
+    kind: str,
 ) -> tuple[pl.DataFrame, int, list[int]]:
     found: dict[str, list[str | None]] = {role: [] for role in roles}
     lines: list[int] = []
-    bad = 0
+    bad, wanted = 0, set(roles.values())
     for offset, text in enumerate(block.data.decode("utf-8").split("\n")):
         if not text.strip():
             continue
         try:
-            row = parse(text.strip())
+            row = parse(text.strip(), wanted)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             row = None
         if not isinstance(row, dict):
