@@ -30,7 +30,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[train,test]'
 	touch $(VENV)/.demo $@
 
 clean:

@@ -1,0 +1,118 @@
+"""Training sequences as packed batches: windows, packing, sampling that can be resumed. Knows positions, not models.
+
+A window is a run of at most `max_length` targets of one user. Histories are cut from the end, so that the newest
+windows are full, and every target is kept. Each target is predicted from the item before it; the first item of a
+history is predicted from the start token, a sequence of its own (the start carries nothing into what follows).
+
+The batches of an epoch are a permutation drawn from (seed, epoch): step t is always the same batch, whatever
+happened before, so a run continues exactly where it stopped.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec.data.split import Sequences
+from lrurec.errors import NothingLeftError
+
+START = 0  # the input before the first item; item i is input i + 1
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """inputs [N] (item + 1, or START), targets [N], offsets [S + 1]."""
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Target positions starts[w] to stops[w]; `opens` where the first of them has nothing before it."""
+
+    items: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    opens: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def n_targets(self) -> int:
+        return int((self.stops - self.starts).sum())
+
+    @classmethod
+    def of(cls, train: Sequences, max_length: int, *, drop_rest: bool = False) -> "Windows":
+        """All windows of the training sequences.
+
+        `drop_rest` is the windowing of the authors' code: of a history of two windows or more, what is left at
+        the front is dropped, and a history between one and two windows long is its last window alone.
+        """
+        lengths = train.stops - train.starts
+        counts = -(-lengths // max_length)
+        if drop_rest:
+            counts = np.maximum(lengths // max_length, np.minimum(counts, 1))
+        whose = np.repeat(np.arange(len(lengths)), counts)
+        ends = np.cumsum(counts)
+        back = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)  # 0: the newest
+        stops = train.stops[whose] - back * max_length
+        starts = np.maximum(stops - max_length, train.starts[whose])
+        if len(starts) == 0:
+            raise NothingLeftError("there is nothing to train on: every history is empty")
+        return cls(train.items, starts, stops, starts == train.starts[whose])
+
+    def pack(self, chosen: NDArray[np.int64]) -> PackedArrays:
+        """The chosen windows in one run."""
+        starts, stops, opens = self.starts[chosen], self.stops[chosen], self.opens[chosen]
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        first = ends - lengths  # row of each window's first target
+        total = int(ends[-1]) if len(ends) else 0
+        positions = np.arange(total) + np.repeat(starts - first, lengths)
+        targets = self.items[positions].astype(np.int64)
+        inputs = self.items[np.maximum(positions - 1, 0)].astype(np.int64) + 1
+        inputs[first[opens]] = START
+        # The start token stands alone: a boundary behind it, where anything follows.
+        behind = first[opens & (lengths > 1)] + 1
+        offsets = np.union1d(np.concatenate([[0], ends]), behind)
+        return PackedArrays(inputs, targets, offsets.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Step t to the windows of its batch."""
+
+    windows: int
+    batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.windows // self.batch)
+
+    def chosen(self, step: int) -> NDArray[np.int64]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = self._order(epoch)
+        return order[place * self.batch : (place + 1) * self.batch]
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.windows)
+
+
+def pack_histories(
+    items: NDArray[np.int32], starts: NDArray[np.int64], stops: NDArray[np.int64], max_length: int
+) -> PackedArrays:
+    """The last `max_length` items of histories as inputs, one sequence each; an empty one is the start token."""
+    starts = np.maximum(starts, stops - max_length)
+    lengths = stops - starts
+    rows = np.maximum(lengths, 1)
+    ends = np.cumsum(rows)
+    first = ends - rows
+    positions = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - first, rows)
+    inputs = items[np.minimum(positions, max(len(items) - 1, 0))].astype(np.int64) + 1
+    inputs[first[lengths == 0]] = START
+    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    return PackedArrays(inputs, np.zeros(0, np.int64), offsets)

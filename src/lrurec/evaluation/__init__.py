@@ -1,0 +1,1 @@
+"""How good a model is: ranks against the whole catalogue, and what they are worth."""

@@ -1,0 +1,94 @@
+"""Ranks of targets against the whole catalogue, block by block. Knows models and positions, not files.
+
+Items that the model has seen in its input are masked out, as the paper does; ties count against the model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lrurec.data.batches import pack_histories
+from lrurec.data.split import Targets
+from lrurec.models.base import Model
+
+_SCORES = 1 << 25  # bytes of scores per block
+_EVENTS = 1 << 15  # events encoded together
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Per target: its rank, and the items recommended in its place (the best `top`)."""
+
+    ranks: NDArray[np.int64]
+    recommended: NDArray[np.int64]
+
+
+@torch.no_grad()
+def rank(
+    model: Model,
+    targets: Targets,
+    max_length: int,
+    *,
+    filter_seen: bool = True,
+    top: int = 0,
+    device: str = "cpu",
+    progress: Callable[[int], None] = lambda count: None,
+) -> Ranking:
+    """Rank every target against all items."""
+    table, bias = model.item_table()
+    rows = max(8, min(1024, _SCORES // (4 * len(table))))
+    ranks = np.empty(len(targets), np.int64)
+    best = np.empty((len(targets), top), np.int64)
+    for first, last in _blocks(targets, max_length, rows):
+        hidden = encode_histories(model, targets, first, last, max_length, device)
+        scores = torch.addmm(bias, hidden, table.T)
+        answers = torch.from_numpy(targets.answers()[first:last].astype(np.int64)).to(device)
+        if filter_seen:
+            who, what = _seen(targets, first, last, max_length)
+            scores[torch.from_numpy(who).to(device), torch.from_numpy(what).to(device)] = float("-inf")
+        ranks[first:last] = ranks_of(scores, answers).cpu().numpy()
+        if top:
+            best[first:last] = scores.topk(min(top, scores.shape[1]), 1).indices.cpu().numpy()
+        progress(last - first)
+    return Ranking(ranks, best)
+
+
+def ranks_of(scores: Tensor, answers: Tensor) -> Tensor:
+    """How many other items score at least as high as each answer."""
+    own = scores.gather(1, answers[:, None])
+    return (scores >= own).sum(1) - 1
+
+
+def encode_histories(model: Model, targets: Targets, first: int, last: int, max_length: int, device: str) -> Tensor:
+    """The hidden vectors at the ends of the histories of some targets."""
+    packed = pack_histories(targets.items, targets.starts[first:last], targets.positions[first:last], max_length)
+    offsets = torch.from_numpy(packed.offsets)
+    hidden = model.encode(torch.from_numpy(packed.inputs).to(device), offsets)
+    return hidden[(offsets[1:] - 1).to(device)]
+
+
+def _blocks(targets: Targets, max_length: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Runs of targets: at most `rows`, and not many more events than _EVENTS."""
+    lengths = np.minimum(targets.positions - targets.starts, max_length)
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(targets):
+        before = ends[first - 1] if first else 0
+        last = int(np.searchsorted(ends, before + _EVENTS, side="right"))
+        last = min(max(last, first + 1), first + rows, len(targets))
+        yield first, last
+        first = last
+
+
+def _seen(targets: Targets, first: int, last: int, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(row, item) of everything inside the inputs of some targets."""
+    stops = targets.positions[first:last]
+    starts = np.maximum(targets.starts[first:last], stops - max_length)
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    positions = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
+    return np.repeat(np.arange(last - first), lengths), targets.items[positions].astype(np.int64)

@@ -1,0 +1,113 @@
+"""LRURec: linear recurrent units for sequential recommendation (Yue, Wang et al., WSDM 2024).
+
+    x   = LayerNorm(Dropout(Embedding(items)))
+    block:  z = LayerNorm(Dropout(LRU(x)) + x)
+            x = LayerNorm(PFFN(z) + z)
+    scores  = E x + bias                            (E is the embedding: the prediction layer is tied)
+
+Input 0 is the start of a history: a learned vector, from which the first item is predicted.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lrurec.errors import SettingsError
+from lrurec.nn.dropout import Keys, dropout
+from lrurec.nn.feedforward import PFFN
+from lrurec.nn.init import truncated_normal_
+from lrurec.nn.lru import LRU
+
+
+@dataclass(frozen=True)
+class LRURecConfig:
+    """The paper's model; the switches are those of its ablation."""
+
+    width: int = 64
+    channels: int = 128  # the paper doubles the width inside the recurrence
+    blocks: int = 2
+    dropout: float = 0.2
+    layer_norm: bool = True
+    residual: bool = True
+    pffn: bool = True
+    outer_gelu: bool = False  # the paper's equation has a second GELU, the authors' code has not
+    scan: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
+        if min(self.width, self.channels, self.blocks) < 1:
+            raise SettingsError("model.width, model.channels and model.blocks must be 1 or more")
+
+
+class Block(nn.Module):
+    """One recurrence and one feed-forward network, each with its residual and its LayerNorm."""
+
+    def __init__(self, config: LRURecConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config = config
+        self.lru = LRU(config.width, config.channels, generator, config.scan)
+        self.norm1 = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
+        self.pffn = PFFN(config.width, config.dropout, generator, config.outer_gelu) if config.pffn else None
+        self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
+
+    def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None) -> Tensor:
+        return self._after(x, self.lru(x, offsets), keys)
+
+    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        state, y = self.lru.step(state, x)
+        return state, self._after(x, y, None)
+
+    def _after(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
+        """Everything behind the recurrence, which looks at one position at a time."""
+        y = dropout(y, self.config.dropout, keys)
+        z: Tensor = self.norm1(y + x if self.config.residual else y)
+        if self.pffn is None:
+            return z
+        out = self.pffn(z, keys)
+        result: Tensor = self.norm2(out + z if self.config.residual else out)
+        return result
+
+
+class LRURec(nn.Module):
+    """The whole model over a catalogue of `items`."""
+
+    def __init__(self, items: int, config: LRURecConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.items, self.config = items, config
+        self.embedding = nn.Parameter(truncated_normal_(torch.empty(items + 1, config.width), generator))
+        self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.blocks))
+        self.bias = nn.Parameter(truncated_normal_(torch.empty(items), generator))
+
+    def encode(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
+        x = self._embed(inputs, keys)
+        for block in self.blocks:
+            x = block(x, offsets, keys)
+        return x
+
+    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
+        return self.encode(inputs, offsets, keys)
+
+    def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
+        x = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
+        result: Tensor = self.norm(x)
+        return result
+
+    def item_table(self) -> tuple[Tensor, Tensor]:
+        return self.embedding[1:], self.bias
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        """[B, blocks, 2, C]: 2 KB per user at the paper's size."""
+        c = self.config
+        return self.embedding.new_zeros(batch, c.blocks, 2, c.channels)
+
+    def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        x = self._embed(inputs, None)
+        states = []
+        for k, block in enumerate(self.blocks):
+            new, x = block.step(state[:, k], x)  # type: ignore[operator]
+            states.append(new)
+        return torch.stack(states, 1), x

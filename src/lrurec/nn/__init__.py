@@ -1,0 +1,1 @@
+"""The parts of models. Knows tensors, not users."""

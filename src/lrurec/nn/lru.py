@@ -1,0 +1,59 @@
+"""The linear recurrent unit of the paper. Knows vectors, not users.
+
+    Lambda = diag(exp(-exp(nu_log) + j exp(theta_log)))
+    h_k    = Lambda h_{k-1} + exp(gamma_log) * B x_k
+    y_k    = Re(C h_k)
+
+B and C are complex, x and y real, so B x is one real product of width 2C and Re(C h) one real product from width
+2C: no complex matrix product is ever needed. The residual (D = I) belongs to the block, not to the unit.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lrurec.nn.init import ring, truncated_normal_
+from lrurec.nn.scan import scan, times
+
+
+class LRU(nn.Module):
+    """A recurrence of `channels` complex channels between real vectors of `width`."""
+
+    def __init__(self, width: int, channels: int, generator: torch.Generator, implementation: str = "auto") -> None:
+        super().__init__()
+        self.channels, self.implementation = channels, implementation
+        self.log = nn.Parameter(ring(channels, generator))  # nu, theta, gamma  [3, C]
+        self.b_weight = nn.Parameter(truncated_normal_(torch.empty(2 * channels, width), generator))
+        self.b_bias = nn.Parameter(truncated_normal_(torch.empty(2 * channels), generator))
+        self.c_weight = nn.Parameter(truncated_normal_(torch.empty(width, 2 * channels), generator))
+        self.c_bias = nn.Parameter(truncated_normal_(torch.empty(width), generator))
+
+    def eigenvalues(self) -> Tensor:
+        """Lambda as pairs: [2, C]."""
+        nu, theta, _ = self.log.exp()
+        radius = torch.exp(-nu)
+        return torch.stack([radius * torch.cos(theta), radius * torch.sin(theta)])
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """exp(gamma_log) * B x: [N, 2, C]. Scaling B costs less than scaling what comes out of it."""
+        gamma = self.log[2].exp().repeat(2)
+        u = F.linear(x, self.b_weight * gamma[:, None], self.b_bias * gamma)
+        return u.view(-1, 2, self.channels)
+
+    def outputs(self, h: Tensor) -> Tensor:
+        """Re(C h): [N, width]. The rows of `c_weight` hold the real and the negated imaginary parts."""
+        return F.linear(h.flatten(-2), self.c_weight, self.c_bias)
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        """All positions of packed sequences at once: [N, width] to [N, width]."""
+        h = scan(self.inputs(x), self.eigenvalues(), offsets, self.implementation)
+        return self.outputs(h)
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        """The state before anything happened: [B, 2, C]."""
+        return self.log.new_zeros(batch, 2, self.channels)
+
+    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """One event for a batch of users: (state [B, 2, C], x [B, width]) to (state, y)."""
+        state = times(self.eigenvalues(), state) + self.inputs(x)
+        return state, self.outputs(state)

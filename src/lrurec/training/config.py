@@ -1,0 +1,147 @@
+"""How a model is trained: the settings, the recipes, and the way from a command line to a config. Knows no tensors."""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any
+
+from lrurec.config import from_mapping, unknown
+from lrurec.errors import SettingsError
+from lrurec.models.lrurec import LRURecConfig
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The defaults are the paper's protocol (`--recipe paper`)."""
+
+    max_length: int = 50  # 200 for ML-1M, 1000 for XLong in the paper
+    batch: int = 128  # windows per step
+    learning_rate: float = 1e-3
+    schedule: str = "constant"  # or one-cycle: up to the learning rate and down to nothing over `steps`
+    steps: int = 0  # 0: until early stopping, at most `epochs`
+    epochs: int = 500
+    weight_decay: float = 1e-2
+    decay_recurrence: bool = True  # whether weight decay acts on nu, theta and gamma, as in the authors' code
+    clip: float = 5.0
+    validate_every: int = 1000
+    patience: int = 10
+    drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "one-cycle"):
+            raise unknown("training.schedule", self.schedule, ["constant", "one-cycle"])
+        for name in ("max_length", "batch", "validate_every", "patience", "epochs"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"training.{name} must be 1 or more")
+        if self.schedule == "one-cycle" and self.steps < 1:
+            raise SettingsError("training.schedule=one-cycle needs training.steps")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the outcome of a run."""
+
+    model: LRURecConfig = field(default_factory=LRURecConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {"model": {}, "training": {}},
+    "fast": {
+        "model": {},
+        "training": {
+            "schedule": "one-cycle",
+            "learning_rate": 4e-3,
+            "steps": 4000,
+            "validate_every": 500,
+            "patience": 1000,
+        },
+    },
+}
+
+
+def config_for(recipe: str, file: str | None, assignments: list[str]) -> RunConfig:
+    """Defaults, recipe, file, command line: in that order."""
+    if recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    values: dict[str, dict[str, Any]] = {part: dict(settings) for part, settings in RECIPES[recipe].items()}
+    if file is not None:
+        _merge(values, _read(file))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        part, dot, name = key.partition(".")
+        if not equals or not dot:
+            raise SettingsError(f"--set wants part.name=value, not '{assignment}' (as in model.dropout=0.6)")
+        _merge(values, {part: {name: _value(text)}})
+    return from_values(values)
+
+
+def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
+    """A config from nested mappings; unknown keys and wrong types are errors."""
+    for part in values:
+        if part not in ("model", "training"):
+            raise unknown("part", part, ["model", "training"])
+    model, training = values.get("model", {}), values.get("training", {})
+    return RunConfig(
+        from_mapping(LRURecConfig, _typed(LRURecConfig, model, "model")),
+        from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")),
+    )
+
+
+def _merge(values: dict[str, dict[str, Any]], more: dict[str, Any]) -> None:
+    for part, settings in more.items():
+        if not isinstance(settings, dict):
+            raise SettingsError(f"'{part}' must be a table of settings, such as [training]")
+        values.setdefault(part, {}).update(settings)
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as handle:  # noqa: PTH123
+            return tomllib.load(handle)
+    except FileNotFoundError:
+        raise SettingsError(f"{file} does not exist; check the path after --config") from None
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read ({error})") from None
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _typed(cls: type, values: dict[str, Any], part: str) -> dict[str, Any]:
+    """Values with the types of the dataclass; an integer may stand for a float."""
+    kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+    done = {}
+    for name, value in values.items():
+        kind = kinds.get(name)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if kind is not None and type(value) is not kind:
+            wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]  # type: ignore[index]
+            raise SettingsError(f"{part}.{name} must be {wanted}, not {value!r}")
+        done[name] = value
+    return done
+
+
+def to_toml(config: RunConfig) -> str:
+    """The config as TOML that `--config` takes."""
+    lines = []
+    for part in ("model", "training"):
+        lines.append(f"[{part}]")
+        for name, value in dataclasses.asdict(getattr(config, part)).items():
+            text = (
+                str(value).lower()
+                if isinstance(value, bool)
+                else repr(value)
+                if not isinstance(value, str)
+                else f'"{value}"'
+            )
+            lines.append(f"{name} = {text}")
+        lines.append("")
+    return "\n".join(lines)

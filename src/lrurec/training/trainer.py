@@ -1,0 +1,196 @@
+"""One loop for every model. Knows steps, batches and validations, not how anything is shown.
+
+Nothing in the loop keeps a hidden random state: the batch of step t and its dropout masks are functions of (seed, t).
+A run that is killed and continued from its last checkpoint therefore ends with the same weights, bit for bit.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrurec.data.batches import Sampler, Windows
+from lrurec.data.split import Split
+from lrurec.errors import LrurecError
+from lrurec.evaluation.metrics import summary
+from lrurec.evaluation.ranking import rank
+from lrurec.models.lrurec import LRURec
+from lrurec.nn.dropout import Keys
+from lrurec.nn.loss import cross_entropy
+from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
+from lrurec.training.config import RunConfig, TrainingConfig
+
+BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
+
+
+class TrainingFailed(LrurecError):
+    """The loss is no number, or memory ran out; the message says what to do."""
+
+
+@dataclass
+class Progress:
+    """What a watcher sees after every step."""
+
+    step: int
+    steps: int
+    loss: float
+    items_per_second: float
+    seconds: float
+    best: dict[str, float] | None
+
+
+def build(items: int, config: RunConfig) -> LRURec:
+    """The model of a config, initialised by its seed."""
+    generator = torch.Generator().manual_seed(config.training.seed)
+    return LRURec(items, config.model, generator).to(config.training.device)
+
+
+def learning_rate(step: int, config: TrainingConfig) -> float:
+    """One-cycle: a cosine up over the first 30% of the steps, a cosine down to nothing over the rest."""
+    if config.schedule == "constant":
+        return config.learning_rate
+    peak = max(1, round(0.3 * config.steps))
+    if step < peak:
+        share = 0.5 - 0.5 * math.cos(math.pi * step / peak)
+        return config.learning_rate * (0.04 + 0.96 * share)
+    share = (step - peak) / max(1, config.steps - peak)
+    return config.learning_rate * max(1e-5, 0.5 + 0.5 * math.cos(math.pi * min(share, 1.0)))
+
+
+def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with the paper's groups: no decay on biases and LayerNorm, decay on all else."""
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        is_bias = "bias" in leaf or leaf in ("b1", "b2") or "norm" in name
+        is_recurrence = leaf == "log" and not config.decay_recurrence
+        (spared if is_bias or is_recurrence else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9)
+
+
+class Trainer:
+    """Trains into a run folder; `resume` continues from its last checkpoint."""
+
+    def __init__(self, split: Split, items: int, config: RunConfig, folder: Path) -> None:
+        t = config.training
+        self.split, self.config, self.folder = split, config, folder
+        self.windows = Windows.of(split.train, t.max_length, drop_rest=t.drop_rest)
+        self.sampler = Sampler(len(self.windows), t.batch, t.seed)
+        self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
+        self.model = build(items, config)
+        self.optimizer = optimizer_for(self.model, t)
+        self.step = 0
+        self.seconds = 0.0
+        self.best: dict[str, float] | None = None
+        self.best_step = 0
+        self.waited = 0  # validations without a better recall
+        self.stopped = False
+
+    def resume(self) -> None:
+        tensors, state = load_checkpoint(self.folder / LAST)
+        restore_model(self.model, tensors)
+        restore_optimizer(self.model, self.optimizer, tensors, state)
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
+        self.stopped = state["stopped"]
+        self._forget_after(self.step)
+
+    def _forget_after(self, step: int) -> None:
+        """Drop metrics that were written after the checkpoint: they will be written again."""
+        path = self.folder / METRICS
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
+            aside = path.with_name(f".{path.name}.{os.getpid()}")
+            aside.write_text("".join(line + "\n" for line in kept))
+            aside.replace(path)
+
+    def save(self) -> None:
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "best": self.best,
+            "best_step": self.best_step,
+            "waited": self.waited,
+            "stopped": self.stopped,
+        }
+        save_checkpoint(self.folder / LAST, self.model, self.optimizer, state)
+
+    def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
+        """Train until the steps are done or validation stops getting better."""
+        t = self.config.training
+        while self.step < self.steps and not self.stopped:
+            started = time.perf_counter()
+            loss, count = self._one_step()
+            self.step += 1
+            took = time.perf_counter() - started
+            self.seconds += took
+            watch(Progress(self.step, self.steps, loss, count / took, self.seconds, self.best))
+            if self.step % t.validate_every == 0 or self.step == self.steps:
+                self._validate(loss)
+
+    def _one_step(self) -> tuple[float, int]:
+        t = self.config.training
+        packed = self.windows.pack(self.sampler.chosen(self.step))
+        inputs = torch.from_numpy(packed.inputs).to(t.device)
+        targets = torch.from_numpy(packed.targets).to(t.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, t)
+        try:
+            keys = Keys((t.seed << 32) + self.step)
+            hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys)
+            table, bias = self.model.item_table()
+            loss = cross_entropy(hidden, table, bias, targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+        except (MemoryError, torch.OutOfMemoryError):
+            raise TrainingFailed(
+                f"out of memory at step {self.step}; lower training.batch or training.max_length"
+            ) from None
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TrainingFailed(
+                f"the loss at step {self.step} is {value}; lower training.learning_rate, then go on with --resume"
+            )
+        nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
+        self.optimizer.step()
+        return value, len(inputs)
+
+    def _validate(self, loss: float) -> None:
+        started = time.perf_counter()
+        found = self.evaluate("valid")
+        self.seconds += time.perf_counter() - started
+        if self.best is None or found["recall@10"] > self.best["recall@10"]:
+            self.best, self.best_step, self.waited = found, self.step, 0
+            save_checkpoint(self.folder / BEST, self.model, None, {"step": self.step, "valid": found})
+        else:
+            self.waited += 1
+            self.stopped = self.waited >= self.config.training.patience
+        self.save()
+        row: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3), "loss": loss, **found}
+        with (self.folder / METRICS).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def evaluate(self, part: str) -> dict[str, float]:
+        """Metrics of the model as it is now, on `valid` or `test`."""
+        t = self.config.training
+        targets = self.split.valid if part == "valid" else self.split.test
+        return summary(rank(self.model, targets, t.max_length, device=t.device).ranks)
+
+    def eigenvalue_means(self) -> list[float]:
+        """The average |lambda| of each block: the paper's Table 5."""
+        with torch.no_grad():
+            return [float(b.lru.eigenvalues().square().sum(0).sqrt().mean()) for b in self.model.blocks]  # type: ignore[operator, union-attr]
+
+
+def config_facts(config: RunConfig) -> dict[str, Any]:
+    """The config as plain values, for a manifest."""
+    return asdict(config)

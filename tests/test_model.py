@@ -1,0 +1,163 @@
+"""LRURec: stepping equals the parallel forward, for every switch; the start carries nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrurec.errors import SettingsError
+from lrurec.models.base import RecurrentModel
+from lrurec.models.lrurec import LRURec, LRURecConfig
+from lrurec.nn.dropout import Keys, dropout, mask_reference
+from lrurec.nn.loss import cross_entropy
+
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"layer_norm": False},
+    {"residual": False},
+    {"pffn": False},
+    {"pffn": False, "layer_norm": False, "residual": False},
+    {"blocks": 1},
+    {"blocks": 3},
+    {"outer_gelu": True},
+    {"width": 16, "channels": 5},
+]
+
+
+def model(**switches: Any) -> LRURec:
+    made = LRURec(30, LRURecConfig(**switches), torch.Generator().manual_seed(1))
+    with torch.no_grad():  # larger weights than at the beginning, so that errors would show
+        for parameter in made.parameters():
+            if parameter.ndim > 1 and parameter.shape[0] != 3:
+                parameter.mul_(8)
+    return made
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_stepping_equals_encoding(switches: dict[str, Any]) -> None:
+    m = model(**switches)
+    lengths = [1, 70, 5]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    inputs = torch.randint(1, 31, (76,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        hidden = m.encode(inputs, offsets)
+        for s in range(3):
+            state = m.initial_state()
+            for k in range(int(offsets[s]), int(offsets[s + 1])):
+                state, y = m.step(state, inputs[k : k + 1])
+                assert torch.allclose(y[0], hidden[k], atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_of_users_steps_at_once() -> None:
+    m = model()
+    inputs = torch.tensor([3, 9, 9])
+    with torch.no_grad():
+        together = m.step(m.initial_state(3), inputs)[1]
+        alone = torch.cat([m.step(m.initial_state(), i[None])[1] for i in inputs])
+    assert torch.allclose(together, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["steps", "recursive", "packed"])
+def test_every_scan_gives_the_same_model(name: str) -> None:
+    inputs, offsets = torch.randint(0, 31, (20,)), torch.tensor([0, 7, 7, 20])
+    with torch.no_grad():
+        a, b = model().encode(inputs, offsets), model(scan=name).encode(inputs, offsets)
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 50))
+@settings(max_examples=25)
+def test_causal_and_apart(lengths: list[int], seed: int) -> None:
+    """Changing an item changes nothing before it and nothing in other sequences."""
+    m = model()
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    g = torch.Generator().manual_seed(seed)
+    inputs = torch.randint(1, 31, (int(offsets[-1]),), generator=g)
+    at = int(torch.randint(0, len(inputs), (1,), generator=g))
+    changed = inputs.clone()
+    changed[at] = changed[at] % 30 + 1
+    end = int(offsets[torch.searchsorted(offsets, at, right=True)])
+    with torch.no_grad():
+        a, b = m.encode(inputs, offsets), m.encode(changed, offsets)
+    untouched = torch.ones(len(inputs), dtype=torch.bool)
+    untouched[at:end] = False
+    assert torch.equal(a[untouched], b[untouched])
+    assert not torch.allclose(a[at], b[at])
+
+
+def test_gradients_reach_every_parameter() -> None:
+    m = model()
+    inputs, offsets = torch.arange(1, 31), torch.tensor([0, 10, 30])
+    table, bias = m.item_table()
+    cross_entropy(m.encode(inputs, offsets, Keys(0)), table, bias, inputs - 1).backward()
+    for name, parameter in m.named_parameters():
+        assert parameter.grad is not None and bool(parameter.grad.abs().sum() > 0), name
+
+
+def test_the_state_is_two_kilobytes() -> None:
+    m = LRURec(5, LRURecConfig(), torch.Generator())
+    assert isinstance(m, RecurrentModel)
+    assert m.initial_state().numel() * 4 == 2048
+
+
+@pytest.mark.filterwarnings("default")  # torch warns of its own doings while it compiles
+def test_compiling_does_not_break_it() -> None:
+    m = model()
+    inputs, offsets = torch.randint(0, 31, (20,)), torch.tensor([0, 7, 20])
+    compiled = torch.compile(m, backend="aot_eager")
+    assert torch.allclose(compiled(inputs, offsets), m(inputs, offsets), atol=1e-6)
+    compiled(inputs, offsets).sum().backward()
+
+
+def test_same_seed_same_model() -> None:
+    a, b = model(), model()
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_initial_values() -> None:
+    m = LRURec(2000, LRURecConfig(), torch.Generator().manual_seed(0))
+    assert float(m.embedding.detach().abs().max()) <= 0.04
+    assert float(m.embedding.detach().std()) == pytest.approx(0.0176, abs=1e-3)  # 0.02 cut at two deviations
+    radius = m.blocks[0].lru.eigenvalues().detach().square().sum(0).sqrt()  # type: ignore[operator, union-attr]
+    assert float(radius.min()) >= 0.8 and float(radius.max()) <= 0.99
+    gamma = m.blocks[0].lru.log.detach()[2].exp()  # type: ignore[operator, union-attr]
+    assert torch.allclose(gamma.square() + radius.square(), torch.ones(128), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"dropout": 1.0}, {"dropout": -0.1}, {"width": 0}, {"blocks": 0}])
+def test_impossible_configs(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError):
+        LRURecConfig(**wrong)  # type: ignore[arg-type]
+
+
+# --- dropout ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 5000), st.floats(0, 0.95), st.integers(0, 2**32 - 1), st.booleans())
+def test_dropout_agrees_with_its_twin(count: int, rate: float, seed: int, double: bool) -> None:
+    x = torch.linspace(1, 2, count, dtype=torch.float64 if double else torch.float32).requires_grad_()
+    found = dropout(x, rate, Keys(seed))
+    mask = mask_reference(count, rate, Keys(seed).next(), x.device)
+    expected = x.detach() * mask / (1 - rate) if rate else x.detach()
+    assert torch.allclose(found.detach(), expected.to(x.dtype))
+    if count:
+        found.sum().backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, (mask.to(x.dtype) / (1 - rate)) if rate else torch.ones_like(x))
+
+
+def test_dropout_drops_its_share_and_not_by_a_pattern() -> None:
+    x = torch.ones(400, 500)
+    keys = Keys(3)
+    first, second = dropout(x, 0.3, keys), dropout(x, 0.3, keys)
+    for drawn in (first, second):
+        kept = (drawn != 0).double()
+        assert float(kept.mean()) == pytest.approx(0.7, abs=0.005)
+        assert kept.mean(0).std() < 0.03 and kept.mean(1).std() < 0.03  # no rows, no columns
+        neighbours = (kept[:, 1:] * kept[:, :-1]).mean()
+        assert float(neighbours) == pytest.approx(0.49, abs=0.01)
+    both = ((first != 0) & (second != 0)).double().mean()
+    assert float(both) == pytest.approx(0.49, abs=0.01)
+    assert dropout(x, 0.3, None) is x

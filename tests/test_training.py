@@ -1,0 +1,198 @@
+"""The loop: it learns, and a run that is killed and continued ends bit for bit like one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+import lrurec
+from lrurec.errors import FolderError, SettingsError
+from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.config import RunConfig, config_for, from_values, to_toml
+from lrurec.training.trainer import BEST, LAST, METRICS, Trainer, TrainingFailed, learning_rate, optimizer_for
+
+SMALL = [
+    "model.width=16",
+    "model.channels=16",
+    "training.steps=60",
+    "training.validate_every=20",
+    "training.batch=16",
+    "training.learning_rate=0.02",
+]
+
+
+@pytest.fixture(scope="module")
+def cycle() -> lrurec.Dataset:
+    """Next is always item + 1: whoever has a memory of one item knows everything."""
+    rows = [(u, (u + k) % 12) for u in range(40) for k in range(9)]
+    return lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+
+
+def trainer(dataset: lrurec.Dataset, folder: Path, *more: str, recipe: str = "fast") -> Trainer:
+    folder.mkdir(exist_ok=True)
+    config = config_for(recipe, None, [*SMALL, *more])
+    return Trainer(lrurec.leave_last_out(dataset), dataset.n_items, config, folder)
+
+
+def test_it_learns_what_can_be_learned(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    t = trainer(cycle, tmp_path, "training.steps=300", "model.dropout=0.1")
+    losses: list[float] = []
+    t.train(lambda p: losses.append(p.loss))
+    assert losses[0] > 2.3 and losses[-1] < 0.6
+    assert t.evaluate("test")["recall@10"] == 1.0
+    assert t.evaluate("test")["ndcg@10"] > 0.95
+    rows = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [r["step"] for r in rows] == list(range(20, 301, 20))
+
+
+def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    whole = trainer(cycle, tmp_path / "whole")
+    whole.train()
+    part = trainer(cycle, tmp_path / "part")
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress: object) -> None:
+        if part.step == 47:
+            raise Stop
+
+    with pytest.raises(Stop):
+        part.train(stop)
+    again = trainer(cycle, tmp_path / "part")
+    again.resume()
+    assert again.step == 40
+    again.train()
+    for name in (LAST, BEST):
+        a, b = load_checkpoint(tmp_path / "whole" / name)[0], load_checkpoint(tmp_path / "part" / name)[0]
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    steps = [json.loads(x)["step"] for x in (tmp_path / "part" / METRICS).read_text().splitlines()]
+    assert steps == [20, 40, 60]
+
+
+def test_early_stopping_keeps_the_best(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    t = trainer(
+        cycle, tmp_path, "training.learning_rate=0.0", "training.steps=0", "training.patience=3", recipe="paper"
+    )
+    t.train()
+    assert t.stopped and t.step == 20 * 4 and t.best_step == 20
+    assert load_checkpoint(tmp_path / BEST)[1]["step"] == 20
+
+
+def test_a_loss_that_is_no_number(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    t = trainer(cycle, tmp_path)
+    with torch.no_grad():
+        t.model.bias[0] = float("nan")
+    with pytest.raises(TrainingFailed, match=r"lower training\.learning_rate"):
+        t.train()
+
+
+def test_decay_groups(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    for decays in (True, False):
+        t = trainer(cycle, tmp_path, f"training.decay_recurrence={str(decays).lower()}")
+        names = {id(p): n for n, p in t.model.named_parameters()}
+        decayed, spared = (
+            {names[id(p)] for p in g["params"]} for g in optimizer_for(t.model, t.config.training).param_groups
+        )
+        assert {"embedding", "blocks.0.lru.b_weight", "blocks.1.pffn.w1"} <= decayed
+        assert {"bias", "norm.weight", "blocks.0.norm1.bias", "blocks.0.lru.b_bias", "blocks.1.pffn.b2"} <= spared
+        assert ("blocks.0.lru.log" in decayed) == decays
+        assert len(decayed) + len(spared) == len(names)
+
+
+def test_one_cycle() -> None:
+    config = config_for("fast", None, ["training.steps=100"]).training
+    rates = [learning_rate(s, config) for s in range(101)]
+    assert rates[30] == config.learning_rate == max(rates)
+    assert rates[0] == pytest.approx(0.04 * config.learning_rate) and rates[100] < 1e-4 * config.learning_rate
+
+
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="does not exist"):
+        load_checkpoint(tmp_path / LAST)
+    (tmp_path / LAST).write_bytes(b"\x08\x00\x00\x00rubbish")
+    with pytest.raises(FolderError, match="is damaged"):
+        load_checkpoint(tmp_path / LAST)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("model.dropuot=0.6", "did you mean 'dropout'"),
+        ("modle.dropout=0.6", "did you mean 'model'"),
+        ("model.dropout=many", "must be a number"),
+        ("model.blocks=1.5", "must be a whole number"),
+        ("model.residual=1", "must be true or false"),
+        ("dropout", "part.name=value"),
+        ("training.schedule=cosine", "one-cycle"),
+        ("training.batch=0", "1 or more"),
+    ],
+)
+def test_wrong_settings(assignment: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        config_for("paper", None, [assignment])
+
+
+def test_settings_come_in_one_order(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[model]\ndropout = 0.5\nwidth = 32\n[training]\nseed = 4\n")
+    config = config_for("fast", str(file), ["model.dropout=0.7"])
+    assert (config.model.dropout, config.model.width) == (0.7, 32)
+    assert (config.training.seed, config.training.learning_rate) == (4, 4e-3)
+    file.write_text(to_toml(config))
+    assert config_for("paper", str(file), []) == config
+    assert from_values({}) == RunConfig()
+
+
+KILLED = """
+import sys, polars as pl, lrurec
+from pathlib import Path
+from lrurec.training.config import config_for
+from lrurec.training.trainer import Trainer
+rows = [(u, (u + k) % 12) for u in range(40) for k in range(9)]
+dataset = lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+config = config_for("fast", None, sys.argv[2:])
+t = Trainer(lrurec.leave_last_out(dataset), dataset.n_items, config, Path(sys.argv[1]))
+if (Path(sys.argv[1]) / "last.safetensors").exists():
+    t.resume()
+t.train(lambda p: print(p.step, flush=True))
+"""
+
+
+def test_killed_and_continued_is_the_same(tmp_path: Path) -> None:
+    """A real SIGKILL, several times, at arbitrary moments."""
+    settings = [*SMALL, "training.steps=400", "training.validate_every=10"]
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+
+    def start(folder: Path) -> "subprocess.Popen[str]":
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", KILLED, str(folder), *settings]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    with start(whole) as process:
+        process.communicate()
+        assert process.returncode == 0
+    kills = 0
+    for wait in (0.0, 0.13, 0.37, 0.71):
+        with start(part) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # the first step is done
+            time.sleep(wait)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += process.returncode == -signal.SIGKILL
+    assert kills >= 2, "it was never killed at work"
+    with start(part) as process:
+        process.communicate()
+        assert process.returncode == 0
+    a, b = load_checkpoint(whole / LAST)[0], load_checkpoint(part / LAST)[0]
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert (whole / METRICS).read_text().count("\n") == (part / METRICS).read_text().count("\n") == 40
