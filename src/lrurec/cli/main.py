@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 import lrurec
-from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, prepare
+from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, train
 from lrurec.cli.arguments import Parser
 from lrurec.errors import LrurecError
 
@@ -18,6 +18,8 @@ examples:
   lrurec prepare events.csv --out data/mine     any event log to a dataset folder
   lrurec data describe data/mine                what is in it
   lrurec data list                              datasets that are known by name
+  lrurec train data/mine --out runs/mine        a dataset to a trained model
+  lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec doctor                                 what this machine has
 """
 
@@ -36,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     inner = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (data_list, data_fetch, data_synth, data_describe):
         command.add(inner)
+    train.add(commands)
+    evaluate.add(commands)
     doctor.add(commands)
     return root
 

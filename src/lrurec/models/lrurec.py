@@ -111,3 +111,8 @@ class LRURec(nn.Module):
             new, x = block.step(state[:, k], x)  # type: ignore[operator]
             states.append(new)
         return torch.stack(states, 1), x
+
+    @torch.no_grad()
+    def mean_abs_lambda(self) -> list[float]:
+        """The average |lambda| of each block (the paper's Table 5)."""
+        return [float(b.lru.eigenvalues().square().sum(0).sqrt().mean()) for b in self.blocks]  # type: ignore[operator, union-attr]

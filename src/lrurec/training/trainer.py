@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ class Trainer:
         self.best_step = 0
         self.waited = 0  # validations without a better recall
         self.stopped = False
+        self.interrupted = False  # set from outside: save and leave after the step at hand
 
     def resume(self) -> None:
         tensors, state = load_checkpoint(self.folder / LAST)
@@ -136,6 +137,9 @@ class Trainer:
             watch(Progress(self.step, self.steps, loss, count / took, self.seconds, self.best))
             if self.step % t.validate_every == 0 or self.step == self.steps:
                 self._validate(loss)
+            if self.interrupted:
+                self.save()
+                return
 
     def _one_step(self) -> tuple[float, int]:
         t = self.config.training
@@ -185,12 +189,14 @@ class Trainer:
         targets = self.split.valid if part == "valid" else self.split.test
         return summary(rank(self.model, targets, t.max_length, device=t.device).ranks)
 
-    def eigenvalue_means(self) -> list[float]:
-        """The average |lambda| of each block: the paper's Table 5."""
-        with torch.no_grad():
-            return [float(b.lru.eigenvalues().square().sum(0).sqrt().mean()) for b in self.model.blocks]  # type: ignore[operator, union-attr]
-
-
-def config_facts(config: RunConfig) -> dict[str, Any]:
-    """The config as plain values, for a manifest."""
-    return asdict(config)
+    def result(self, best: LRURec) -> dict[str, Any]:
+        """What the run came to, with the weights that validated best."""
+        t = self.config.training
+        return {
+            "steps": self.step,
+            "best_step": self.best_step,
+            "seconds": round(self.seconds, 1),
+            "valid": self.best,
+            "test": summary(rank(best, self.split.test, t.max_length, device=t.device).ranks),
+            "mean_abs_lambda": best.mean_abs_lambda(),
+        }

@@ -1,0 +1,81 @@
+"""`lrurec evaluate`: how good a run is."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lrurec.cli.arguments import Commands, positive
+from lrurec.cli.console import progress_bar, table
+from lrurec.cli.parts import need
+
+
+def add(commands: Commands) -> None:
+    p = commands.add_parser(
+        "evaluate",
+        help="how good a run is",
+        description="Rank every target against all items (what was seen is masked, ties count against the model)"
+        " and report Recall, NDCG and MRR with 95% bootstrap intervals, and for whom it works.",
+        epilog="examples:\n  lrurec evaluate runs/mine\n  lrurec evaluate runs/mine --split valid -k 1 -k 10 --json\n",
+    )
+    p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
+    p.add_argument("--split", choices=("test", "valid"), default="test")
+    p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
+    p.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.add_argument("--json", action="store_true", help="print everything as JSON")
+    p.set_defaults(run=run, parser=p)
+
+
+def run(options: argparse.Namespace) -> int:
+    need("train")
+    import lrurec
+    from lrurec.data.progress import counted
+    from lrurec.evaluation.ranking import rank
+    from lrurec.evaluation.report import full_report, training_counts
+    from lrurec.training.run import Run
+
+    opened = Run.open(Path(options.path))
+    dataset = opened.dataset(options.dataset)
+    model = opened.model(options.checkpoint)
+    split = lrurec.leave_last_out(dataset)
+    targets = split.test if options.split == "test" else split.valid
+    ks = options.ks or [10, 20]
+    t = opened.config.training
+    with progress_bar() as progress:
+        ranking = rank(
+            model,
+            targets,
+            t.max_length,
+            top=max(ks),
+            device=t.device,
+            progress=counted(progress, "ranking", len(targets)),
+        )
+    report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks)
+    report |= {"split": options.split, "checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
+    print(json.dumps(report, indent=1) if options.json else _told(report, ks))
+    return 0
+
+
+def _told(report: dict[str, Any], ks: list[int]) -> str:
+    rows = [["metric", "value", "95% interval"]]
+    for name, m in report["metrics"].items():
+        rows.append([name, f"{m['value']:.5f}", f"{m['low']:.5f} to {m['high']:.5f}"])
+    parts = [f"{report['users']:,} users, {report['split']} split, all items ranked", table(rows)]
+    for title, key in (
+        ("by length of history", "by_history_length"),
+        ("by training count of the target", "by_target_popularity"),
+    ):
+        head = ["range", "users", f"recall@{ks[0]}", f"ndcg@{ks[0]}"]
+        lines = [
+            [f"{s['from']}-{s['to']}", f"{s['users']:,}", f"{s[head[2]]:.4f}", f"{s[head[3]]:.4f}"] for s in report[key]
+        ]
+        parts.append(f"{title}\n{table([head, *lines])}")
+    r = report["recommended"]
+    parts.append(
+        f"recommended (top {r['top']}): {r['coverage']:.1%} of the catalogue occurs;"
+        f" mean popularity percentile {r['mean_popularity_percentile']:.2f}"
+    )
+    means = ", ".join(f"{v:.4f}" for v in report["mean_abs_lambda"])
+    parts.append(f"mean |lambda| per block: {means}")
+    return "\n\n".join(parts)

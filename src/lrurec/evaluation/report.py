@@ -1,0 +1,67 @@
+"""Everything worth knowing about a ranking: metrics with intervals, slices, what is recommended. Knows ranks, not models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec.data.split import Split, Targets
+from lrurec.evaluation.metrics import METRICS, Ranks, interval
+from lrurec.evaluation.ranking import Ranking
+
+
+def training_counts(split: Split, items: int) -> NDArray[np.int64]:
+    """How often each item occurs in training."""
+    counts = np.zeros(items, np.int64)
+    for start, stop in zip(split.train.starts, split.train.stops, strict=True):
+        np.add.at(counts, split.train.items[start:stop], 1)
+    return counts
+
+
+def full_report(ranking: Ranking, targets: Targets, counts: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Any]:
+    """Metrics with 95% bootstrap intervals, by history length, by popularity of the target, and what is recommended."""
+    lengths = targets.positions - targets.starts
+    popularity = counts[targets.answers()]
+    return {
+        "users": len(ranking.ranks),
+        "metrics": _metrics(ranking.ranks, ks),
+        "by_history_length": _slices(ranking.ranks, lengths, ks),
+        "by_target_popularity": _slices(ranking.ranks, popularity, ks),
+        "recommended": _recommended(ranking.recommended, counts),
+    }
+
+
+def _metrics(ranks: Ranks, ks: Sequence[int]) -> dict[str, dict[str, float]]:
+    found = {}
+    for k in ks:
+        for name, values in METRICS.items():
+            each = values(ranks, k)
+            low, high = interval(each)
+            found[f"{name}@{k}"] = {"value": float(each.mean()), "low": low, "high": high}
+    return found
+
+
+def _slices(ranks: Ranks, values: NDArray[np.int64], ks: Sequence[int]) -> list[dict[str, Any]]:
+    """The same metrics for users whose value lies in ranges that double: 0, 1, 2-3, 4-7, ..."""
+    exponents = np.where(values > 0, np.floor(np.log2(np.maximum(values, 1))).astype(np.int64), -1)
+    slices = []
+    for e in np.unique(exponents):
+        chosen = ranks[exponents == e]
+        low, high = (0, 0) if e < 0 else (1 << int(e), (2 << int(e)) - 1)
+        means = {f"{n}@{k}": float(v(chosen, k).mean()) for k in ks for n, v in METRICS.items()}
+        slices.append({"from": low, "to": high, "users": len(chosen), **means})
+    return slices
+
+
+def _recommended(recommended: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, float]:
+    """How much of the catalogue is ever recommended, and how popular what is recommended is."""
+    if recommended.size == 0:
+        return {}
+    ordered = np.argsort(np.argsort(counts))  # 0: the rarest item
+    return {
+        "top": recommended.shape[1],
+        "coverage": len(np.unique(recommended)) / len(counts),
+        "mean_popularity_percentile": float(ordered[recommended].mean() / max(len(counts) - 1, 1)),
+        "mean_training_count": float(counts[recommended].mean()),
+    }

@@ -1,0 +1,107 @@
+"""The run folder: what was trained, on what, how, and how well. Knows files, not the loop.
+
+manifest.json       the dataset and its fingerprint, versions, threads
+config.toml         every setting
+metrics.jsonl       one line per validation
+best.safetensors    the weights with the best validation Recall@10
+last.safetensors    everything needed to go on
+result.json         test metrics of the best weights, once training is done
+"""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lrurec
+from lrurec.data.dataset import Dataset
+from lrurec.errors import FolderError, SettingsError
+from lrurec.folder import MANIFEST, read_manifest
+from lrurec.models.lrurec import LRURec
+from lrurec.training.checkpoint import load_checkpoint, restore_model
+from lrurec.training.config import RunConfig, from_values, to_toml
+from lrurec.training.trainer import BEST, LAST, build
+
+KIND, VERSION = "run", 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    config: RunConfig
+
+    @classmethod
+    def create(cls, folder: Path, dataset: Dataset, config: RunConfig) -> "Run":
+        """A new run folder; one that already holds something is refused."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            more = "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";"
+            raise FolderError(f"{folder} already exists{more} choose another --out")
+        packages = ("torch", "numpy", "numba", "safetensors")
+        manifest = {
+            "format": f"lrurec-{KIND}",
+            "version": VERSION,
+            "made_by": f"lrurec {lrurec.__version__}",
+            "dataset": {
+                "path": str(dataset.path.resolve()) if dataset.path else None,
+                "fingerprint": dataset.manifest["source"]["fingerprint"],
+                "counts": dataset.manifest["counts"],
+            },
+            "split": "leave-last-out",
+            "config": asdict(config),
+            "environment": {
+                "python": platform.python_version(),
+                "threads": torch.get_num_threads(),
+                **{name: metadata.version(name) for name in packages},
+            },
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
+            write_json(folder / MANIFEST, manifest)
+        except OSError as error:
+            raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
+        return cls(folder, manifest, config)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        manifest = read_manifest(folder, KIND, VERSION)
+        try:
+            return cls(folder, manifest, from_values(manifest["config"]))
+        except KeyError as error:
+            raise FolderError(f"{folder} is damaged ({error} is missing from its manifest)") from None
+
+    def dataset(self, path: str | None = None) -> Dataset:
+        """The dataset it was trained on (or a copy of it elsewhere); another dataset is refused."""
+        where = path or self.manifest["dataset"]["path"]
+        if where is None:
+            raise SettingsError(f"{self.folder} does not know where its dataset is; pass --dataset DIR")
+        dataset = Dataset.open(where)
+        if dataset.manifest["source"]["fingerprint"] != self.manifest["dataset"]["fingerprint"]:
+            raise FolderError(
+                f"{where} is not the dataset that {self.folder} was trained on (it was prepared anew with other"
+                " input or settings); prepare it as before, or train again"
+            )
+        return dataset
+
+    def model(self, checkpoint: str = "best") -> LRURec:
+        """The model with the weights of a checkpoint."""
+        path = self.folder / {"best": BEST, "last": LAST}[checkpoint]
+        tensors, _ = load_checkpoint(path)
+        model = build(self.manifest["dataset"]["counts"]["items"], self.config)
+        restore_model(model, tensors)
+        return model
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    aside.replace(path)
