@@ -58,9 +58,14 @@ CASES: dict[str, tuple[str, bytes | None, list[str], list[str]]] = {
         "log.csv",
         b"user,item,time\n1,2,5\n1,3,\n",
         [],
-        ["row 2 (line 3)", "does not parse", "None"],
+        ["row 2 (line 3)", "has no time"],
     ),
-    "two readings": ("log.csv", b"user,item,date\n1,2,01/02/2014\n", [], ["row 1 (line 2)", "'01/02/2014'"]),
+    "two readings": (
+        "log.csv",
+        b"user,item,date\n1,2,01/02/2014\n",
+        [],
+        ["row 1 (line 2)", "'01/02/2014'", "two ways"],
+    ),
     "rating": ("log.csv", b"user,item,rating\n1,2,5\n1,3,good\n", ["--min-rating", "4"], ["row 2", "'good'"]),
     "too many fields": ("log.csv", b"user,item\n1,2\n1,3,4\n1,5\n", [], ["line 3 has 3 fields, 2 expected"]),
     "open quote": ("log.csv", b'user,item\n1,2\n"1,3\n', [], ["line 3", "cannot be taken apart"]),
@@ -74,7 +79,7 @@ CASES: dict[str, tuple[str, bytes | None, list[str], list[str]]] = {
     "not UTF-8": ("log.csv", b"user,item\n1,2\n1,caf\xe9\n", [], ["line 3 is not UTF-8", "iconv"]),
     "UTF-16": ("log.csv", GOOD.encode("utf-16"), [], ["UTF-16", "iconv"]),
     "zip": ("log.zip", b"PK\x03\x04 and so on", [], ["zip archive", "unpack it first"]),
-    "binary": ("log.bin", bytes(range(256)) * 9, [], ["neither text nor Parquet"]),
+    "binary": ("log.bin", bytes(range(256)) * 9, [], ["neither text nor Parquet", "line 1"]),
     "bad JSON": ("log.jsonl", b'{"user":1,"item":2}\n{"user":1,\n', [], ["line 2 is not a JSON object"]),
     "broken Parquet": ("log.parquet", b"PAR1 and then nothing", [], ["not a whole Parquet file"]),
     "users with one event": ("log.csv", b"user,item\n1,2\n3,4\n", [], ["no user has two events", "--user"]),
@@ -84,6 +89,26 @@ CASES: dict[str, tuple[str, bytes | None, list[str], list[str]]] = {
         ["--min-user", "5"],
         ["nothing is left", "--min-user 5", "lower"],
     ),
+    "all rated low": ("log.csv", b"user,item,rating\n1,2,3\n1,3,2\n", ["--min-rating", "4"], ["2 rated below 4"]),
+    "skipped to nothing": (
+        "log.csv",
+        b"user,item\n1,2\n,3\n",
+        ["--skip-bad-rows"],
+        ["two events", "1 bad rows were skipped"],
+    ),
+    "ids that are lists": (
+        "log.jsonl",
+        b'{"user":[1],"item":2}\n',
+        [],
+        ["user ids are such as [1]", "integers or text"],
+    ),
+    "header or not": (
+        "log.csv",
+        b"shopper,thing\nann,tea\nann,jam\n",
+        ["--user", "1", "--item", "2"],
+        ["--header yes or no"],
+    ),
+    "empty path": ("log.csv", GOOD.encode(), ["--out", ""], ["an empty path"]),
     "unknown recipe": ("log.csv", GOOD.encode(), ["--recipe", "papre"], ["did you mean 'paper'?"]),
     "unknown format": ("log.csv", GOOD.encode(), ["--format", "cvs"], ["did you mean 'csv'?"]),
     "unknown flag": ("log.csv", GOOD.encode(), ["--min-usr", "5"], ["did you mean --min-user?"]),
@@ -125,7 +150,7 @@ def test_nulls_in_parquet_are_named(tmp_path: Path, run: Run) -> None:
     pl.DataFrame({"user": [1, None], "item": ["a", "b"], "time": [1, 2]}).write_parquet(path)
     assert "row 2 has no user id" in one_line(run("prepare", path, "--out", tmp_path / "out"))
     pl.DataFrame({"user": [1, 1], "item": ["a", "b"], "time": [1, None]}).write_parquet(path)
-    assert "row 2 has a time that does not parse" in one_line(run("prepare", path, "--out", tmp_path / "out"))
+    assert "row 2 has no time" in one_line(run("prepare", path, "--out", tmp_path / "out"))
 
 
 def test_names_that_fit_no_item(tmp_path: Path, run: Run) -> None:
@@ -212,7 +237,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path, run: Run, name
 def test_all_rows_bad(tmp_path: Path, run: Run) -> None:
     (tmp_path / "log.csv").write_text("user,item\n,2\n1,\n")
     message = one_line(run("prepare", tmp_path / "log.csv", "--out", tmp_path / "out", "--skip-bad-rows"))
-    assert "every row was left out" in message
+    assert "all 2 rows were left out (2 bad)" in message
 
 
 def test_one_event_users_are_kept_and_mentioned(tmp_path: Path, run: Run) -> None:
@@ -231,7 +256,7 @@ def test_times_in_some_files_only(tmp_path: Path, run: Run) -> None:
 
 def test_folders_with_nothing_to_read(tmp_path: Path, run: Run) -> None:
     (tmp_path / "empty").mkdir()
-    assert "empty folder" in one_line(run("prepare", tmp_path / "empty", "--out", tmp_path / "out"))
+    assert "no files to read" in one_line(run("prepare", tmp_path / "empty", "--out", tmp_path / "out"))
     (tmp_path / "log.csv").write_text(GOOD)
     run("prepare", tmp_path / "log.csv", "--out", tmp_path / "out")
     assert "prepared dataset already" in one_line(run("prepare", tmp_path / "out", "--out", tmp_path / "out2"))
@@ -259,3 +284,72 @@ def test_a_flipped_byte_is_found(tmp_path: Path, run: Run) -> None:
     data[-1] ^= 1
     items.write_bytes(data)
     assert "items.npy is damaged" in one_line(run("data", "describe", tmp_path / "out", "--verify"))
+
+
+def test_files_that_are_not_ours_are_not_lost(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text(GOOD)
+    out = tmp_path / "out"
+    assert run("prepare", tmp_path / "log.csv", "--out", out).code == 0
+    (out / "notes.txt").write_text("mine")
+    message = one_line(run("prepare", tmp_path / "log.csv", "--out", out, "--drop-repeats"))
+    assert "also notes.txt, which would be lost" in message
+    assert (out / "notes.txt").read_text() == "mine" and Dataset.open(out).n_events == 2
+
+
+def test_the_place_where_one_stands(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.csv").write_text(GOOD)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "is where you stand" in one_line(run("prepare", tmp_path / "log.csv", "--out", "."))
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_damaged_dataset_can_be_forced(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text(GOOD)
+    out = tmp_path / "out"
+    run("prepare", tmp_path / "log.csv", "--out", out)
+    data = bytearray((out / "items.npy").read_bytes())
+    data[-1] ^= 0x40  # an item number that does not exist
+    (out / "items.npy").write_bytes(data)
+    assert "is damaged" in one_line(run("data", "describe", out))
+    assert "up to date" in run("prepare", tmp_path / "log.csv", "--out", out).out
+    assert run("prepare", tmp_path / "log.csv", "--out", out, "--force").code == 0
+    Dataset.open(out).verify()
+
+
+def test_a_quote_that_is_never_closed_costs_one_line(tmp_path: Path, run: Run) -> None:
+    rows = ["1,a,1", "1,b,2", '1,"c,3', "1,d,4", "1,e,5", "1,f,6", '1,"g",7', "1,h,8"]
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    done = run("prepare", tmp_path / "log.csv", "--out", tmp_path / "out", "--skip-bad-rows")
+    assert "1 bad rows of 8" in done.out
+    assert Dataset.open(tmp_path / "out").history(1) == list("abdefgh")
+
+
+def test_ids_that_look_like_mistakes_are_mentioned(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text('user,item,time\nNULL,a,1\nNULL,b,2\nx,"c\nd",3\n')
+    told = run("prepare", tmp_path / "log.csv", "--out", tmp_path / "out").out
+    assert "'NULL' is taken as user id" in told and "some item ids contain line breaks" in told
+
+
+def test_folders_as_other_tools_leave_them(tmp_path: Path, run: Run) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name, text in (("_SUCCESS", ""), ("part-0.csv", GOOD), ("part-1.csv", ""), (".crc", "x")):
+        (logs / name).write_text(text)
+    for _ in range(2):  # the second time its own output lies inside
+        done = run("prepare", logs, "--out", logs / "ds")
+        assert done.code == 0, done.err
+    assert "up to date" in done.out
+    assert "given twice" in one_line(run("prepare", logs, logs / "part-0.csv", "--out", tmp_path / "out"))
+
+
+def test_output_that_cannot_be_printed(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "lrurec.cli.main", "data", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr

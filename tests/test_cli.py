@@ -36,6 +36,11 @@ def test_no_abbreviations(run: Run) -> None:
     assert "did you mean --json?" in run("doctor", "--jso").err
 
 
+def test_a_misspelt_command(run: Run) -> None:
+    assert "did you mean 'prepare'?" in run("prepar").err
+    assert "did you mean 'describe'?" in run("data", "descrbe").err
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out.startswith("lrurec 0.")
 
@@ -43,12 +48,13 @@ def test_version(run: Run) -> None:
 def test_doctor(run: Run) -> None:
     told = run("doctor").out
     assert "cores" in told and "polars" in told and "prepare data  ready" in told
+    assert max(map(len, told.splitlines())) <= 100
     found = json.loads(run("doctor", "--json").out)
     assert found["parts"]["prepare data"]["missing"] == []
     assert found["cores"] >= 1 and found["memory"] > 1e8
     for name, part in found["parts"].items():
         if part["missing"]:
-            assert f"pip install 'lrurec[{part['extra']}]'" in told, name
+            assert f"install the extra '{part['extra']}'" in told, name
 
 
 def test_doctor_knows_every_extra() -> None:

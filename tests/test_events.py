@@ -98,6 +98,10 @@ def test_wrong_words() -> None:
         lrurec.load_events(pl.DataFrame(ROWS), min_usr=3)
     with pytest.raises(SettingsError, match="did you mean 'shuffle'"):
         lrurec.load_events(pl.DataFrame(ROWS), ties="shufle")
+    with pytest.raises(SettingsError, match="min_user must be a whole number"):
+        lrurec.load_events(pl.DataFrame(ROWS), min_user="3")
+    with pytest.raises(SettingsError, match="path of a table"):
+        lrurec.load_events(pl.DataFrame(ROWS), item_names=pl.DataFrame())  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="not int"):
         lrurec.load_events(5)
 

@@ -176,3 +176,16 @@ def test_list(run: Run) -> None:
     rows = json.loads(run("data", "list", "--json").out)
     assert {r["name"] for r in rows} == set(KNOWN)
     assert all(r["licence"] and r["page"] for r in rows)
+
+
+def test_a_file_that_cannot_be_it(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "log.csv").write_text("user,item\n1,2\n")
+    done = run("data", "fetch", "ml-1m", "--from", tmp_path / "log.csv", "--to", tmp_path / "raw")
+    assert done.code == 2 and "looks like csv; MovieLens 1M comes as movielens or pairs" in done.err
+    (tmp_path / "ratings.dat").write_text("")
+    assert "is empty" in run("data", "fetch", "ml-1m", "--from", tmp_path / "ratings.dat", "--to", tmp_path / "raw").err
+
+
+def test_a_failed_fetch_leaves_no_folder(tmp_path: Path, run: Run) -> None:
+    run("data", "fetch", "xlong", "--to", tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()

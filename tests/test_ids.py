@@ -1,5 +1,7 @@
 """Ids to codes to tables and back."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import lrurec
+from conftest import histories, slow_prepare
+from lrurec.data.gather import Source
 from lrurec.data.ids import IdEncoder, IdTable, IntIds, TextIds, factorise
+from lrurec.data.layout import Layout
+from lrurec.data.prepare import build
+from lrurec.data.readers import Rows
+from lrurec.data.settings import Settings
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -46,6 +55,43 @@ def test_texts_come_back(chunks: list[list[str]]) -> None:
 def test_numbers_and_texts_in_one_column_become_text(some: list[int], more: list[str]) -> None:
     _, back = encode([some, more])
     assert back == [*map(str, some), *more]
+
+
+def test_a_user_who_is_a_number_here_and_text_there_is_one_user(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,item,ts\n1,10,1\n1,11,2\n2,12,3\n2,13,4\n")
+    (tmp_path / "b.csv").write_text("user,item,ts\n1,14,5\n1,15,6\n2,16,7\n2,17,8\nx,1,1\n")
+    dataset = lrurec.load_events(tmp_path)
+    assert histories(dataset) == {"1": [10, 11, 14, 15], "2": [12, 13, 16, 17], "x": [1]}
+    pl.DataFrame({"user": [1, 1], "item": ["a", "b"], "ts": [1, 2]}).write_parquet(tmp_path / "c.parquet")
+    pl.DataFrame({"user": ["1", "y"], "item": ["a", "7"], "ts": [3, 4]}).write_parquet(tmp_path / "d.parquet")
+    both = lrurec.load_events([tmp_path / "c.parquet", tmp_path / "d.parquet"])
+    assert histories(both) == {"1": ["a", "b", "a"], "y": ["7"]}
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(["0", "1", "2", "x"]), st.sampled_from(["5", "6", "q"])), min_size=1),
+        max_size=6,
+    )
+)
+def test_any_mixture_over_any_chunks(chunks: list[list[tuple[str, str]]]) -> None:
+    """Chunks of numbers and chunks of text, in any order: every event comes back."""
+    rows = [row for chunk in chunks for row in chunk] + [("0", "5"), ("0", "5")]
+    encoder_chunks = iter([*chunks, [("0", "5"), ("0", "5")]])
+
+    def source(skip: bool, report: object) -> Iterator[Rows]:
+        for chunk in encoder_chunks:
+            yield Rows(pl.DataFrame(chunk, schema=["user", "item"], orient="row"))
+
+    with tempfile.TemporaryDirectory() as folder:
+        layout = Layout("csv", ("user", "item"), "user", "item")
+        build([Source("test", layout, source, 0)], Settings(), None, Path(folder) / "d")
+        found = as_text(histories(lrurec.Dataset.open(Path(folder) / "d")))
+    assert found == slow_prepare([(u, i, None) for u, i in rows])
+
+
+def as_text(by_user: dict[object, list[object]]) -> dict[str, list[str]]:
+    return {str(u): [str(i) for i in h] for u, h in by_user.items()}
 
 
 @pytest.mark.parametrize("odd", ["007", "+7", "-0", " 7", "7 ", "1_0", "9223372036854775808", "1.0", "٧"])

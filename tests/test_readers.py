@@ -5,6 +5,7 @@ import functools
 import gzip
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import polars as pl
@@ -123,17 +124,41 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
         lrurec.load_events(path)
     expected = {"ann": ["jam", "tea"]}
     assert histories(lrurec.load_events(path, user="who", item="what", time="moment")) == expected
-    assert histories(lrurec.load_events(path, user="WHO", item="2", time="3", header=True)) == expected
+    assert histories(lrurec.load_events(path, user="WHO", item="2", time="3")) == expected
+    assert histories(lrurec.load_events(path, user=1, item=2, time=3)) == expected
     with pytest.raises(InputError, match=r"no column 'whom' .* who, what, moment"):
         lrurec.load_events(path, user="whom", item="what")
     with pytest.raises(InputError, match="both name"):
         lrurec.load_events(path, user="who", item="who")
 
 
+def test_times_by_the_look_of_their_names_and_by_their_type(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    for name in ("order_date", "seenAt", "Viewed At", "event-ts"):
+        path.write_text(f"user,item,{name}\nann,tea,2020-01-02\nann,jam,2020-01-01\n")
+        assert histories(lrurec.load_events(path)) == {"ann": ["jam", "tea"]}
+    path.write_text("user,item,lat,format\nann,tea,2,2\nann,jam,1,1\n")
+    assert lrurec.load_events(path).times is None
+    path.write_text("user,item,start_date,end_date\nann,tea,2,2\nann,jam,1,1\n")
+    assert lrurec.load_events(path).times is None  # which of the two?
+    path.write_text("user,item,time\nann,tea,2\nann,jam,1\n")
+    assert histories(lrurec.load_events(path, time="none")) == {"ann": ["tea", "jam"]}
+    frame = pl.DataFrame({"user": ["a", "a"], "item": [1, 2], "seen": [datetime(2020, 1, 2), datetime(2020, 1, 1)]})
+    frame.write_parquet(tmp_path / "log.parquet")
+    for source in (frame, tmp_path / "log.parquet"):
+        assert histories(lrurec.load_events(source)) == {"a": [2, 1]}
+
+
+def test_words_between_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("1 30 1700000010\n1 20 1700000000\n")
+    assert histories(lrurec.load_events(path)) == {1: [20, 30]}
+
+
 def test_text_without_header_needs_a_word(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("ann,tea\nann,jam\n")
-    with pytest.raises(InputError, match="--header no"):
+    with pytest.raises(InputError, match="--header yes or no"):
         lrurec.load_events(path)
     assert histories(lrurec.load_events(path, header=False)) == {"ann": ["tea", "jam"]}
 

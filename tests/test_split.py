@@ -1,6 +1,6 @@
 """Splits are views, and no event of the future trains."""
 
-from datetime import datetime
+from datetime import date, datetime
 
 import numpy as np
 import polars as pl
@@ -78,6 +78,10 @@ def test_by_time_needs_times_and_a_past() -> None:
         by_time(lrurec.load_events(pl.DataFrame({"user": [1, 1], "item": [1, 2]})), "2020-01-01")
     with pytest.raises(NothingLeftError, match="choose a later moment"):
         by_time(LOG, "1960-01-01")
+    with pytest.raises(NothingLeftError, match="choose an earlier moment"):
+        by_time(LOG, date(2030, 1, 1))
+    with pytest.raises(SettingsError, match="is not a date"):
+        by_time(LOG, 5)  # type: ignore[arg-type]
 
 
 events = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.integers(0, 12)), min_size=2, max_size=50)
@@ -90,7 +94,7 @@ def test_no_event_of_the_future_trains(rows: list[tuple[int, int, int]], day: in
     log = lrurec.load_events(frame)
     assert log.times is not None
     test_from, valid_from = datetime(1970, 1, 1 + day), datetime(1970, 1, 1 + max(day - gap, 0))
-    if day - gap <= 0:
+    if day - gap <= 0 or max(t for _, _, t in rows) < day:
         with pytest.raises(NothingLeftError):
             by_time(log, test_from, valid_from)
         return

@@ -155,6 +155,8 @@ def test_commands(tmp_path: Path, run: Run) -> None:
         (["--out", "a.csv", "--preset", "smaple"], "did you mean 'sample'"),
         (["--out", "a.csv", "--events", "10"], "too few"),
         (["--out", "a.csv", "--users", "1.5"], "whole number"),
+        (["--out", "a.csv", "--names", "./a.csv"], "same file"),
+        (["--out", "a.csv", "--spread", "-1"], "between 0 and 5"),
         (["--out", "/proc/nowhere/a.csv"], "cannot be written"),
         (["--out", "/proc/nowhere/a.parquet"], "cannot be written"),
     ],

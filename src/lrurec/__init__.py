@@ -20,6 +20,10 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]
+
+
 def __getattr__(name: str) -> Any:
     # Loaded on first use: serving must not import the data room, nor preparing the training room.
     if name in _HOME:

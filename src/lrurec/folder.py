@@ -91,7 +91,9 @@ def check_hashes(
     check_sizes(folder, manifest, kind)
     for name, facts in manifest["files"].items():
         if sha256(folder / name, report) != facts["sha256"]:
-            raise FolderError(f"{folder}: {name} is damaged (its hash differs); make the {kind} again")
+            raise FolderError(
+                f"{folder}: {name} is damaged (its hash differs); make the {kind} again (prepare --force)"
+            )
 
 
 @contextlib.contextmanager
@@ -102,6 +104,8 @@ def new_folder(destination: Path, kind: str) -> Iterator[Path]:
     Anything else is refused before any work is done. On an error nothing is left behind.
     """
     destination = destination.resolve()
+    if Path.cwd().is_relative_to(destination):
+        raise FolderError(f"{destination} is where you stand; name a new folder with --out")
     _refuse_foreign(destination, kind)
     prefix = f".{destination.name}.lrurec-"
     try:
@@ -149,12 +153,19 @@ def _refuse_foreign(destination: Path, kind: str) -> None:
         raise FolderError(f"{destination} exists and is not a folder; choose another --out")
     if destination.is_dir() and any(destination.iterdir()):
         try:
-            found = json.loads((destination / MANIFEST).read_text(encoding="utf-8")).get("format")
-        except (OSError, ValueError, AttributeError):
-            found = None
-        if found != f"lrurec-{kind}":
+            manifest = json.loads((destination / MANIFEST).read_text(encoding="utf-8"))
+            ours = {*manifest["files"], MANIFEST} if manifest["format"] == f"lrurec-{kind}" else set()
+        except (OSError, ValueError, TypeError, KeyError):
+            ours = set()
+        if not ours:
             raise FolderError(
                 f"{destination} already holds something that is not a {kind}; nothing was touched, choose another --out"
+            )
+        foreign = sorted(p.name for p in destination.iterdir() if p.name not in ours)
+        if foreign:
+            raise FolderError(
+                f"{destination} holds a {kind} and also {foreign[0]}, which would be lost;"
+                " nothing was touched, move it away or choose another --out"
             )
 
 

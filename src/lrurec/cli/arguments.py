@@ -20,6 +20,11 @@ class Parser(argparse.ArgumentParser):
             known = [o for o in self._option_string_actions if o.startswith("--")]
             near = difflib.get_close_matches(given, known, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
+        elif "invalid choice: " in message:
+            given, _, known_text = message.partition("invalid choice: ")[2].partition(" (choose from ")
+            names = [n.strip(" ')") for n in known_text.split(",")]
+            near = difflib.get_close_matches(given.strip("'"), names, n=1)
+            message = f"unknown {given}; " + (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}")
         self.exit(2, f"lrurec: {message} (see: {self.prog} --help)\n")
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]

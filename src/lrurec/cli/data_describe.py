@@ -9,6 +9,7 @@ from lrurec.cli.arguments import Commands
 from lrurec.cli.console import plot, progress_bar, table
 from lrurec.data.dataset import Dataset
 from lrurec.data.statistics import Statistics, statistics
+from lrurec.errors import FolderError
 
 
 def add(commands: Commands) -> None:
@@ -29,7 +30,10 @@ def run(options: argparse.Namespace) -> int:
     with progress_bar() as progress:
         if options.verify:
             dataset.verify(progress)
-        stats = statistics(dataset, progress)
+        try:
+            stats = statistics(dataset, progress)
+        except (ValueError, IndexError):  # numbers that no dataset of ours can hold
+            raise FolderError(f"{options.path} is damaged; prepare it again with --force") from None
     if options.json:
         print(json.dumps(dataclasses.asdict(stats), indent=1))
     else:

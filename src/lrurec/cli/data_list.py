@@ -24,12 +24,15 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([dataclasses.asdict(row) for row in KNOWN.values()], indent=1))
         return 0
-    rows = [["name", "dataset", "users", "items", "events", "length", "format", "licence"]]
+    rows = [["name", "dataset", "users", "items", "events", "length", "format"]]
     for row in KNOWN.values():
         p = row.paper
         numbers = [f"{p.users:,}", f"{p.items:,}", f"{p.interactions:,}", str(p.max_length)] if p else ["-"] * 4
-        rows.append([row.name, row.title, *numbers, row.format, row.licence])
+        rows.append([row.name, row.title, *numbers, row.format])
     print(table(rows))
+    print()
+    for row in KNOWN.values():
+        print(f"{row.name:<8}{row.page}\n{'':<8}{row.licence}")
     print("\nNumbers are the paper's, after its filter; length is the longest history it feeds the model.")
-    print("lrurec data fetch NAME brings one here; lrurec data list --json shows where each comes from.")
+    print("lrurec data fetch NAME brings one here; --json has all of the table.")
     return 0

@@ -8,6 +8,7 @@ from lrurec.cli.console import bytes_text, progress_bar
 from lrurec.data.progress import counted
 from lrurec.data.synthetic import PRESETS, SCHEMA, item_names, log, preset, resized
 from lrurec.data.writers import check_target, write_frames
+from lrurec.errors import SettingsError
 
 EXAMPLES = """\
 presets: {presets}
@@ -54,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     out = Path(options.out)
+    if options.names and Path(options.names).resolve() == out.resolve():
+        raise SettingsError("--out and --names are the same file")
     for target in (options.out, options.names):
         if target is not None:
             check_target(Path(target))

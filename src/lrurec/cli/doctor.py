@@ -11,7 +11,7 @@ from typing import Any
 
 import lrurec
 from lrurec.cli.arguments import Commands
-from lrurec.cli.console import bytes_text, table
+from lrurec.cli.console import bytes_text
 
 # What each part of lrurec needs beyond the default install, and the extra that brings it.
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -87,12 +87,14 @@ def run(options: argparse.Namespace) -> int:
         memory = f"{bytes_text(found['memory'])}, {bytes_text(found['memory_free'])} free"
     print(f"lrurec {found['lrurec']}, Python {found['python']}, {found['system']}")
     print(f"{found['cores']} cores, memory {memory}, disk {bytes_text(found['disk_free'])} free here\n")
-    rows = [["part", "state", "packages"]]
     for name, part in found["parts"].items():
-        state = "ready" if not part["missing"] else f"pip install 'lrurec[{part['extra']}]'"
-        versions = ", ".join(f"{p} {v or '(missing)'}" for p, v in part["packages"].items())
-        rows.append([name, state, versions])
+        state = "ready"
+        if part["missing"]:
+            state = f"install the extra '{part['extra']}' for it; missing: {', '.join(part['missing'])}"
+        print(f"{name:<14}{state}")
+        have = ", ".join(f"{p} {v}" for p, v in part["packages"].items() if v)
+        if have:
+            print(f"{'':<14}{have}")
     for program, use in PROGRAMS.items():
-        rows.append([program, "found" if found["programs"][program] else "not found", f"a program, for {use}"])
-    print(table(rows))
+        print(f"{program:<14}{'found' if found['programs'][program] else 'not found'} (a program, for {use})")
     return 0

@@ -1,4 +1,7 @@
-"""`lrurec`: finds the command, runs it, and turns our errors into one line and exit code 2."""
+"""`lrurec`: finds the command, runs it, and turns our errors into one line and exit code 2.
+
+Importing this module is cheap: the commands are imported inside `main`, where Ctrl-C is already handled.
+"""
 
 import argparse
 import os
@@ -9,8 +12,6 @@ from types import FrameType
 from typing import NoReturn
 
 import lrurec
-from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, train
-from lrurec.cli.arguments import Parser
 from lrurec.errors import LrurecError
 
 EXAMPLES = """\
@@ -26,6 +27,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
+    from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, train
+    from lrurec.cli.arguments import Parser
+
     root: argparse.ArgumentParser = Parser(
         prog="lrurec",
         description="Next-item recommendations from an event log.",
@@ -44,30 +48,54 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)  # so that half-written folders are removed on the way out
+class _Stopped(BaseException):
+    """A signal asked us to end; whoever writes cleans up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)  # the cleaning up is not to be stopped by a second one
+    raise _Stopped(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
-    options = parser().parse_args(arguments)
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _stop) for number in watched}
     try:
+        options = parser().parse_args(arguments)
         code: int = options.run(options)
         sys.stdout.flush()
         return code
     except LrurecError as error:
-        print(f"lrurec: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("lrurec: stopped; nothing was left behind", file=sys.stderr)
-        return 130
+        return _say(f"{error}", 2)
+    except _Stopped as stopped:
+        return _say("stopped; nothing was left behind", 128 + stopped.number)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return 0
+    except OSError as error:
+        _forget_stdout()
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(f"{error.strerror or error}{where}", 2)
     except MemoryError:
-        print("lrurec: out of memory; close other programs, or use a machine with more", file=sys.stderr)
-        return 2
+        return _say("out of memory; close other programs, or use a machine with more", 2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"lrurec: {message}", file=sys.stderr)
+    return code
+
+
+def _forget_stdout() -> None:
+    """What could not be written is not written again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

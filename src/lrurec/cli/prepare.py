@@ -4,11 +4,11 @@ import argparse
 import json
 import time
 from dataclasses import fields
-from typing import Any
 
 from lrurec.cli.arguments import Commands, positive, yes_no
 from lrurec.cli.console import progress_bar
 from lrurec.data.dataset import Dataset
+from lrurec.data.ids import TextIds
 from lrurec.data.layout import FORMATS, Wanted
 from lrurec.data.prepare import RECIPES, prepare
 from lrurec.data.settings import TIES, Settings
@@ -26,6 +26,9 @@ examples:
   lrurec prepare reviews.jsonl.gz --min-rating 4 --skip-bad-rows --out data/liked
   lrurec prepare pairs.txt --out data/pairs --json
 """
+
+
+_MISSING = ("null", "NULL", "None", "NaN", "nan", "NA", "N/A")
 
 
 def add(commands: Commands) -> None:
@@ -65,6 +68,7 @@ def add(commands: Commands) -> None:
         " ties by item id; `user item` pairs arrive filtered and are not filtered again",
     )
     p.add_argument("--item-names", metavar="FILE", help="a table of item ids and titles, for people to read")
+    p.add_argument("--force", action="store_true", help="prepare even if DIR is up to date")
     p.add_argument("--json", action="store_true", help="print the outcome as JSON")
     p.set_defaults(run=run, parser=p)
 
@@ -80,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
             recipe=options.recipe,
             item_names=options.item_names,
             progress=progress,
+            force=options.force,
             **{field.name: getattr(options, field.name) for field in fields(Settings)},
         )
     seconds = time.monotonic() - started
@@ -92,11 +97,11 @@ def run(options: argparse.Namespace) -> int:
     if outcome.unchanged:
         print(f"{options.out} is up to date: same input, same settings, nothing to do.")
         return 0
-    print(_told(dataset, str(options.out), seconds))
+    print(_told(dataset, str(options.out), seconds, options.ties))
     return 0
 
 
-def _told(dataset: Dataset, out: str, seconds: float) -> str:
+def _told(dataset: Dataset, out: str, seconds: float, ties: str | None) -> str:
     source, log = dataset.manifest["source"], dataset.manifest["log"]
     lines = []
     for given in source["inputs"][:5]:
@@ -104,7 +109,7 @@ def _told(dataset: Dataset, out: str, seconds: float) -> str:
         lines.append(f"read      {given['name']} as {given['format']} ({columns})")
     if len(source["inputs"]) > 5:
         lines.append(f"          and {len(source['inputs']) - 5} more files")
-    lines += [f"{label:<9} {text}" for label, text in _dropped(log, source["settings"], dataset)]
+    lines += [f"{label:<9} {text}" for label, text in _dropped(dataset, ties)]
     rate = log["rows"] / max(seconds, 1e-9)
     lines.append(
         f"made      {out}: {dataset.n_users:,} users, {dataset.n_items:,} items, {dataset.n_events:,} interactions,"
@@ -114,7 +119,9 @@ def _told(dataset: Dataset, out: str, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def _dropped(log: dict[str, int], settings: dict[str, Any], dataset: Dataset) -> list[tuple[str, str]]:
+def _dropped(dataset: Dataset, given_ties: str | None) -> list[tuple[str, str]]:
+    log, settings = dataset.manifest["log"], dataset.manifest["source"]["settings"]
+    inputs = dataset.manifest["source"]["inputs"]
     notes = []
     if log["bad_rows"]:
         notes.append(("skipped", f"{log['bad_rows']:,} bad rows of {log['rows']:,}"))
@@ -135,6 +142,14 @@ def _dropped(log: dict[str, int], settings: dict[str, Any], dataset: Dataset) ->
     single = int((dataset.offsets[1:] - dataset.offsets[:-1] == 1).sum())
     if single:
         notes.append(("note", f"{single:,} users have one event only; they are kept but teach nothing (--min-user 2)"))
-    if settings["ties"] != "file" and dataset.times is None:
-        notes.append(("note", f"the log has no times, so --ties {settings['ties']} has no effect"))
+    if dataset.times is None and given_ties is not None:
+        notes.append(("note", f"the log has no times, so --ties {given_ties} has no effect"))
+    elif dataset.times is None and any(i["format"] != "pairs" and i["format"] != "xlong" for i in inputs):
+        notes.append(("note", "no time column was recognised, so the order of the file counts (name one with --time)"))
+    for role, ids in (("user", dataset.user_ids), ("item", dataset.item_ids)):
+        odd = [word for word in _MISSING if ids.kind == "text" and ids.index(word) is not None]
+        if odd:
+            notes.append(("note", f"'{odd[0]}' is taken as {role} id like any other; is it a missing value?"))
+        if isinstance(ids, TextIds) and bool((ids.text == ord("\n")).any()):
+            notes.append(("note", f"some {role} ids contain line breaks; is there a stray quote in the log?"))
     return notes

@@ -99,12 +99,14 @@ def filter_rare(
     if int(left.sum()) == 0:
         raise NothingLeftError(
             f"nothing is left with --min-user {settings.min_user} --min-item {settings.min_item}"
-            f"{' --k-core' if settings.k_core else ''}: the log has {len(items):,} events by {len(user_ids):,} users on"
+            f"{' --k-core' if settings.k_core else ''}: of {log.rows:,} rows {len(items):,} events came to the filter, by {len(user_ids):,} users on"
             f" {len(item_ids):,} items; lower them"
         )
     if int(left.max()) < 2:
+        skipped = f" ({log.bad_rows:,} bad rows were skipped)" if log.bad_rows else ""
         raise NothingLeftError(
-            "no user has two events, so there is no next item to learn; check that --user names the right column"
+            "no user has two events, so there is no next item to learn;"
+            f" check that --user names the right column{skipped}"
         )
     log.users_filtered = int(len(user_ids) - keep_user.sum())
     log.items_filtered = int(len(item_ids) - keep_item.sum())

@@ -39,6 +39,15 @@ def find(role: str, columns: Sequence[str]) -> str | None:
     return next((by_name[n] for n in ROLES[role] if n in by_name), None)
 
 
+_TIME_LIKE = re.compile(r"(?:[_\s-](?i:time|timestamp|ts|date|datetime|dt|at)|[a-z](?:Time|Timestamp|Date|At))$")
+
+
+def find_time_like(columns: Sequence[str]) -> str | None:
+    """The one column whose name ends like a time (order_date, seenAt), if there is just one."""
+    found = [c for c in columns if _TIME_LIKE.search(c)]
+    return found[0] if len(found) == 1 else None
+
+
 def find_title(columns: Sequence[str]) -> str | None:
     """The column that by its name holds what people call an item."""
     by_name = {plain(c): c for c in reversed(columns)}

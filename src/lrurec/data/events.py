@@ -18,10 +18,10 @@ def load_events(
     source: Any,
     *,
     out: str | Path | None = None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    rating: str | None = None,
+    user: str | int | None = None,
+    item: str | int | None = None,
+    time: str | int | None = None,
+    rating: str | int | None = None,
     format: str | None = None,
     header: bool | None = None,
     recipe: str | None = None,
@@ -39,7 +39,10 @@ def load_events(
     >>> load_events(log).history("ann")
     ['tea', 'jam']
     """
-    wanted = Wanted(user, item, time, rating, header)
+    names = {"user": user, "item": item, "time": time, "rating": rating}
+    wanted = Wanted(**{r: str(c) for r, c in names.items() if c is not None}, header=header)
+    if item_names is not None and not isinstance(item_names, str | Path):
+        raise SettingsError(f"item_names is the path of a table, not {type(item_names).__name__}")
     with tempfile.TemporaryDirectory(prefix="lrurec-") as temporary:
         folder = Path(out) if out is not None else Path(temporary) / "dataset"
         if is_frame(source):

@@ -3,6 +3,7 @@
 Knows files and checksums, not events. The folder gets a `source.json` that tells `prepare` what is what.
 """
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -14,8 +15,9 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lrurec.data.layout import Wanted, recognise
 from lrurec.data.sources import SOURCE, Known
-from lrurec.errors import FetchError, InputError
+from lrurec.errors import FetchError, InputError, LrurecError
 from lrurec.folder import sha256
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if known
@@ -32,6 +34,7 @@ def fetch(
     progress: Progress = lambda done, total: None,
 ) -> Path:
     """Download (or take `files`), verify, unpack, and write `source.json`. Doing it again does nothing new."""
+    was_there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if files:
@@ -41,13 +44,20 @@ def fetch(
         else:
             taken = [_download(row, row.url, folder, check, progress)]
         events, names = _unpack(row, taken, folder)
+        for name in events:
+            _looks_right(row, folder / name)
         facts = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in events}
         source = {"dataset": row.name, "licence": row.licence, "page": row.page, "events": events}
         text = json.dumps({**source, "item_names": names, "files": facts}, indent=1)
         aside = folder / f"{SOURCE}.{os.getpid()}"
         aside.write_text(text + "\n", encoding="utf-8")
         aside.replace(folder / SOURCE)
-    except OSError as error:
+    except (LrurecError, OSError) as error:
+        if not was_there:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if nothing came into it
+        if isinstance(error, LrurecError):
+            raise
         raise FetchError(f"{folder} cannot be written ({error.strerror or error}); choose another --to") from error
     return folder
 
@@ -80,6 +90,14 @@ def _take(row: Known, file: Path, folder: Path, check: bool, progress: Progress)
         finally:
             aside.unlink(missing_ok=True)
     return target
+
+
+def _looks_right(row: Known, file: Path) -> None:
+    """Refuse a file that cannot be this dataset: it has another format than the publisher's or the usual ones."""
+    found = recognise(file, None, Wanted()).format
+    usual = (row.format, "pairs", "recbole")
+    if found not in usual:
+        raise InputError(f"{file.name} looks like {found}; {row.title} comes as {' or '.join(dict.fromkeys(usual))}")
 
 
 def _verify(row: Known, file: Path) -> None:

@@ -27,12 +27,20 @@ def frame_of(source: Any, wanted: Wanted, with_rating: bool) -> tuple[pl.DataFra
     frame = source.collect() if isinstance(source, pl.LazyFrame) else source
     names = [str(c) for c in frame.columns]
     place = dict(zip(names, frame.columns, strict=True))
-    layout = choose(Path("the frame"), Layout("frame", tuple(names), "", "", digits_are_numbers=False), wanted)
+    empty = Layout("frame", tuple(names), "", "", digits_are_numbers=False)
+    layout = choose(Path("the frame"), empty, wanted, [n for n in names if _is_moment(frame, place[n])])
     roles = ("user", "item", "time", "rating") if with_rating else ("user", "item", "time")
     picked = {r: place[c] for r in roles if (c := getattr(layout, r)) is not None}
     if isinstance(frame, pl.DataFrame):
         return frame.select(pl.col(c).alias(r) for r, c in picked.items()), layout
     return pl.DataFrame({r: _from_pandas(str(c), frame[c]) for r, c in picked.items()}), layout
+
+
+def _is_moment(frame: Any, column: Any) -> bool:
+    """Whether a column says itself that it holds dates or times."""
+    if isinstance(frame, pl.DataFrame):
+        return frame.schema[column].is_temporal()
+    return getattr(frame[column].dtype, "kind", "") == "M"
 
 
 def _from_pandas(name: str, column: Any) -> pl.Series:

@@ -1,5 +1,6 @@
 """Rows of any source to numbers set aside on disk: checks ids and times, gives ids codes. Knows rows, not formats."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -92,7 +93,10 @@ def gather(
         log.rows += row
         before += source.size
     if len(spill) == 0:
-        what = "every row was left out" if log.rows else "there are no rows"
+        what = "there are no rows"
+        if log.rows:
+            what = f"all {log.rows:,} rows were left out ({log.bad_rows:,} bad"
+            what += f", {log.below_min_rating:,} rated below {settings.min_rating:g})" if settings.min_rating else ")"
         raise NothingLeftError(f"{sources[0].label}: {what}, so there is nothing to prepare")
     return counts
 
@@ -126,10 +130,12 @@ def _checked(
         ratings = frame["rating"].cast(pl.Float64, strict=False)
         faults.append(((~ratings.is_finite().fill_null(False)).to_numpy(), "has a rating that is no number", "rating"))
         low = (ratings < settings.min_rating).fill_null(False).to_numpy()
-    for mask, what, culprit in faults:
-        if mask.any() and not settings.skip_bad_rows:
-            raise _bad_row(source, rows, before, int(np.flatnonzero(mask)[0]), what, culprit)
+    for mask, _, _ in faults:
         bad |= mask
+    if bad.any() and not settings.skip_bad_rows:
+        first = int(np.flatnonzero(bad)[0])
+        _, what, culprit = next(fault for fault in faults if fault[0][first])
+        raise _bad_row(source, rows, before, first, what, culprit)
     log.bad_rows += int(bad.sum())
     log.below_min_rating += int((low & ~bad).sum())
     drop = bad | low
@@ -142,11 +148,17 @@ def _checked(
 def _bad_row(source: Source, rows: Rows, before: int, at: int, what: str, role: str | None) -> BadRowError:
     line = rows.line(at)
     place = f"row {before + at + 1}" + (f" (line {line})" if line is not None else "")
-    value = f" {rows.frame[role][at]!r}" if role else ""
+    value = rows.frame[role][at] if role else None
     advice = "mend it"
-    if role == "time":
-        advice = "write Unix times (s, ms, us) or ISO dates such as 2024-01-31"
-    return BadRowError(f"{source.label}: {place} {what}{':' if role else ''}{value}; {advice}, or pass --skip-bad-rows")
+    if role is not None and value in (None, ""):
+        what = f"has no {role} (column '{getattr(source.layout, role)}' is empty)"
+    elif role is not None:
+        what = f"{what}: {value!r}"
+        if role == "time":
+            advice = "write Unix times (s, ms, us) or ISO dates such as 2024-01-31"
+        if role == "time" and re.fullmatch(r"\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}.*", str(value)):
+            advice = "it can be read in two ways, so write it as 2024-01-31"
+    return BadRowError(f"{source.label}: {place} {what}; {advice}, or pass --skip-bad-rows")
 
 
 def _ids(column: pl.Series, label: str, role: str) -> tuple[pl.Series, NDArray[np.bool_]]:

@@ -21,6 +21,8 @@ def separator_of(lines: Sequence[str]) -> str | None:
         alike = sum(c == counts[0] for c in counts) / len(counts)
         if counts[0] > 1 and (alike, counts[0]) >= most:
             best, most = separator, (alike, counts[0])
+    if best is None and (words := {len(line.split(" ")) for line in lines}) == {max(words)} and max(words) > 2:
+        return " "
     return best
 
 

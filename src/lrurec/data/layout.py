@@ -3,6 +3,7 @@
 Knows the look of files; reads only the first lines. `readers` does the reading.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from lrurec.config import unknown
-from lrurec.data.columns import ROLES, find, plain
+from lrurec.data.columns import ROLES, find, find_time_like, plain
 from lrurec.data.glance import cells_of, is_time, json_row, lines_of, literal_row, number_of, separator_of
 from lrurec.data.text import cannot_read, head_of
 from lrurec.errors import InputError
@@ -68,8 +69,9 @@ def recognise(path: Path, format: str | None, wanted: Wanted) -> Layout:
     for start, kind in _PACKED.items():
         if head.startswith(start):
             raise InputError(f"{path} is {kind}; unpack it first (gzip and zstd are read as they are)")
-    if b"\0" in head:
-        raise InputError(f"{path} is neither text nor Parquet; lrurec cannot read it")
+    if (at := head.find(b"\0")) >= 0:
+        line = head.count(b"\n", 0, at) + 1
+        raise InputError(f"{path} is neither text nor Parquet (a zero byte in line {line}); lrurec cannot read it")
     # Whether all of the text is UTF-8 is checked when rows are read.
     text = head.decode("utf-8", errors="replace")
     if not text.strip():
@@ -145,9 +147,15 @@ def _pick(path: Path, role: str, given: str | None, columns: Sequence[str]) -> s
     raise InputError(f"{path} has no column '{given}' (--{role}); its columns: {', '.join(columns)}")
 
 
-def choose(path: Path, layout: Layout, wanted: Wanted) -> Layout:
-    """Fill in the roles from the column names; without a user or an item it is an error."""
+def choose(path: Path, layout: Layout, wanted: Wanted, moments: Sequence[str] = ()) -> Layout:
+    """Fill in the roles from the column names; without a user or an item it is an error.
+
+    `moments` are the columns that the source itself says are dates or times.
+    """
     roles = {r: _pick(path, r, getattr(wanted, r), layout.columns) for r in ROLES}
+    if roles["time"] is None and wanted.time is None:
+        free = [c for c in layout.columns if c not in roles.values()]
+        roles["time"] = moments[0] if len(moments) == 1 else find_time_like(free)
     for role in ("user", "item"):
         if roles[role] is None:
             raise InputError(
@@ -170,6 +178,11 @@ def _delimited(path: Path, text: str, wanted: Wanted, format: str = "csv") -> La
     separator = "\t" if format == "tsv" else separator_of(lines_of(text)) or ","
     rows = cells_of(text, separator)
     header = wanted.header if wanted.header is not None else _has_header(rows, wanted)
+    if header is None:
+        raise InputError(
+            f"{path} has no user column that lrurec recognises (first line: {', '.join(rows[0])[:80]}); name the columns"
+            " with --user and --item, and say with --header yes or no whether that line is a header"
+        )
     quotes = '"' in text or format == "csv"
     if header:
         columns = [c.strip() or str(k) for k, c in enumerate(rows[0], 1)]
@@ -180,11 +193,6 @@ def _delimited(path: Path, text: str, wanted: Wanted, format: str = "csv") -> La
     if len(columns) < 2:
         raise InputError(f"{path} has one column only; an event needs a user and an item")
     guessed = _by_content(rows)
-    if wanted.user is None and wanted.item is None and wanted.header is None and not guessed:
-        raise InputError(
-            f"{path} has no user column that lrurec recognises (first line: {', '.join(rows[0])[:80]});"
-            " name the columns with --user and --item, by header name, or by number with --header no"
-        )
     guessed = guessed or {"user": "1", "item": "2"}
     return choose(path, layout, _complete(wanted, guessed))
 
@@ -196,16 +204,24 @@ def _complete(wanted: Wanted, guessed: dict[str, str]) -> Wanted:
     return replace(wanted, **more)  # type: ignore[arg-type]
 
 
-def _has_header(rows: Sequence[Sequence[str]], wanted: Wanted) -> bool:
+def _is_value(cell: str) -> bool:
+    return number_of(cell) is not None or is_time(cell)
+
+
+def _has_header(rows: Sequence[Sequence[str]], wanted: Wanted) -> bool | None:
+    """Whether the first line names the columns; None where nobody can tell."""
     first = [c.strip() for c in rows[0]]
     if any(find(role, first) for role in ("user", "item", "time")):
         return True
-    if any(getattr(wanted, r) in first for r in ROLES if getattr(wanted, r) is not None):
-        return True
-    if any(number_of(c) is not None for c in first):
+    given = [c for r in ROLES if (c := getattr(wanted, r)) is not None and c != "none"]
+    if any(not c.isdigit() for c in given):
+        return True  # only a header has names
+    if any(_is_value(c) for c in first):
         return False
-    # No number in the first line but numbers below: those are names nobody told us about.
-    return any(number_of(row[k]) is not None for row in rows[1:] for k in range(min(len(row), len(first))))
+    # No number or date in the first line but some below: those are names nobody told us about.
+    if any(_is_value(row[k]) for row in rows[1:] for k in range(min(len(row), len(first)))):
+        return True
+    return None
 
 
 def _by_content(rows: Sequence[Sequence[str]]) -> dict[str, str]:
@@ -256,6 +272,10 @@ def _json(path: Path, text: str, wanted: Wanted, format: str = "jsonl") -> Layou
         raise InputError(f"{path}: the first line is not a JSON object; write one object per line")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     layout = choose(path, _empty(format, columns), wanted)
+    for role, column in (("user", layout.user), ("item", layout.item)):
+        odd = next((v for r in rows if isinstance(v := r.get(column), bool | list | dict)), None)
+        if odd is not None:
+            raise InputError(f"{path}: the {role} ids are such as {json.dumps(odd)}; ids are integers or text")
     as_text = all(isinstance(row.get(c), str) for row in rows for c in (layout.user, layout.item))
     return replace(layout, digits_are_numbers=not as_text)
 
@@ -287,7 +307,7 @@ def _parquet(path: Path, wanted: Wanted) -> Layout:
         schema = pl.read_parquet_schema(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
-    layout = choose(path, _empty("parquet", list(schema)), wanted)
+    layout = choose(path, _empty("parquet", list(schema)), wanted, [c for c, t in schema.items() if t.is_temporal()])
     return replace(layout, digits_are_numbers=False)
 
 

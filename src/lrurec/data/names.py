@@ -93,7 +93,7 @@ def join_names(path: Path, names: Names, table: IdTable) -> tuple[TextIds, int]:
     """A title for every item of the table (empty where there is none), and how many have one."""
     wanted = pl.DataFrame({"i": table.series().cast(pl.String), "at": np.arange(len(table))})
     found = wanted.join(pl.DataFrame({"i": names.ids, "t": names.titles}), on="i", how="left", maintain_order="left")
-    hits = int(found["t"].is_not_null().sum())
+    hits = int((found["t"].fill_null("") != "").sum())
     if hits == 0:
         raise InputError(
             f"{path} names none of the items (its first id is '{names.ids[0] if len(names.ids) else ''}',"

@@ -31,7 +31,7 @@ from lrurec.data.readers import Rows, read
 from lrurec.data.settings import Log, Settings
 from lrurec.data.sources import events_in
 from lrurec.data.spill import Spill
-from lrurec.errors import FolderError
+from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, new_folder, read_manifest, sha256, sha256_json, write_manifest
 
 ALGORITHM = 1  # raised when the same input would give other arrays
@@ -72,9 +72,15 @@ def prepare(
     recipe: str | None = None,
     item_names: str | Path | None = None,
     progress: Progress = no_progress,
+    force: bool = False,
     **settings: Any,
 ) -> Prepared:
-    """Prepare files (or folders of files) into a dataset folder; see `Settings` for the settings."""
+    """Prepare files (or folders of files) into a dataset folder; see `Settings` for the settings.
+
+    What is there already and up to date is left alone, unless `force` is set.
+    """
+    if "" in (*map(str, inputs), str(out)):
+        raise SettingsError("an empty path; name a file or a folder")
     files, names_path = events_in([Path(i) for i in inputs])
     if item_names is not None:
         names_path = Path(item_names)
@@ -88,7 +94,7 @@ def prepare(
         report = counted(shown, "checking", sum(path.stat().st_size for path in hashed))
         hashes = [pool.submit(sha256, path, report) for path in hashed]
         facts = _Facts(sources, hashes, names_path, chosen)
-        if (ready := _already(Path(out), facts)) is not None:
+        if not force and (ready := _already(Path(out), facts)) is not None:
             return Prepared(ready, unchanged=True)
         with new_folder(Path(out), KIND) as work:
             _build(sources, chosen, names, names_path, work, facts, progress)
@@ -114,7 +120,14 @@ class _Facts:
                 r: getattr(source.layout, r)
                 for r in ("format", "header", "separator", "user", "item", "time", "rating")
             }
-            inputs.append({"name": Path(source.label).name, "bytes": source.size, "sha256": digest, **layout})
+            inputs.append(
+                {
+                    "name": "/".join(Path(source.label).parts[-2:]).lstrip("/"),
+                    "bytes": source.size,
+                    "sha256": digest,
+                    **layout,
+                }
+            )
         names = {"name": self._names.name, "sha256": hashes[-1]} if self._names else None
         settings = dataclasses.asdict(self._settings)
         content = [{k: v for k, v in i.items() if k != "name"} for i in inputs]
@@ -169,8 +182,11 @@ def _build(
         user_ids, user_final = users.finish()
         item_ids, item_final = items.finish()
         del users, items
+        # A user may have two provisional codes, one as a number and one as text: their counts add up.
+        final = user_final(np.arange(-user_counts.below, user_counts.above, dtype=np.int32))
         counts = np.zeros(len(user_ids), np.int64)
-        counts[user_final(np.arange(-user_counts.below, user_counts.above, dtype=np.int32))] += user_counts.values()
+        np.add.at(counts, final, user_counts.values())
+        assert int(counts.sum()) == len(spill)
         numbers, sorting = spill.unit(settings.time_unit)
         chunks = spill.chunks(user_final, item_final, numbers, sorting)
         parts = spill.parts(chunks, counts)

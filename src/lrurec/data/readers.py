@@ -7,11 +7,11 @@ names its line, or is left out and counted when `skip_bad` is set.
 
 import ast
 import csv
-import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -138,33 +138,40 @@ def _cells(path: Path, layout: Layout, block: Block, skip_bad: bool) -> Rows:
 
 
 def _one_by_one(path: Path, layout: Layout, block: Block, skip_bad: bool) -> tuple[list[list[str]], int, list[int]]:
-    """The slow, exact way: rows, how many were bad, and the line each good row begins on."""
+    """The slow, exact way: rows, how many were bad, and the line each good row begins on.
+
+    A bad record costs one line: reading goes on at the line after its first, so that a quote that is never closed
+    does not swallow what follows.
+    """
     csv.field_size_limit(1 << 30)
-    text = io.StringIO(_normal(layout, block.data).decode("utf-8"), newline="")
+    text = [line + "\n" for line in _normal(layout, block.data).decode("utf-8").split("\n")]
     style: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quotes else csv.QUOTE_NONE
-    reader = csv.reader(text, delimiter=layout.separator, quoting=style, strict=True)
     good: list[list[str]] = []
     lines: list[int] = []
-    bad = 0
-    while True:
-        line = block.first_line + reader.line_num
-        try:
-            row = next(reader)
-        except StopIteration:
-            return good, bad, lines
-        except csv.Error as error:
-            fault = f"cannot be taken apart ({error})"
-        else:
-            if not row:
-                continue
-            if len(row) <= len(layout.columns):
+    bad, at = 0, 0
+    while at < len(text):
+        reader = csv.reader(islice(text, at, None), delimiter=layout.separator, quoting=style, strict=True)
+        begin = at
+        fault = ""
+        while not fault:
+            at = begin + reader.line_num
+            try:
+                row = next(reader)
+            except StopIteration:
+                return good, bad, lines
+            except csv.Error as error:
+                fault = f"cannot be taken apart ({error})"
+                break
+            if len(row) > len(layout.columns):
+                fault = f"has {len(row)} fields, {len(layout.columns)} expected"
+            elif row:
                 good.append(row)
-                lines.append(line)
-                continue
-            fault = f"has {len(row)} fields, {len(layout.columns)} expected"
+                lines.append(block.first_line + at)
         if not skip_bad:
-            raise BadRowError(f"{path}: line {line} {fault}; mend it, or pass --skip-bad-rows")
+            raise BadRowError(f"{path}: line {block.first_line + at} {fault}; mend it, or pass --skip-bad-rows")
         bad += 1
+        at += 1
+    return good, bad, lines
 
 
 # --- one object per line ------------------------------------------------------------------------

@@ -26,6 +26,9 @@ class Settings:
     skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("min_user", "min_item", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise SettingsError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         if self.ties not in TIES:
             raise unknown("rule for ties", self.ties, TIES)
         if self.time_unit is not None and self.time_unit not in UNITS:

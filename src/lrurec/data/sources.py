@@ -5,12 +5,14 @@ into a folder with a `source.json`; `prepare` reads such a folder without being 
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lrurec.config import unknown
 from lrurec.errors import InputError
+from lrurec.folder import MANIFEST
 
 SOURCE = "source.json"
 
@@ -165,23 +167,36 @@ def events_in(inputs: Sequence[Path]) -> tuple[list[Path], Path | None]:
             raise InputError(f"{path} does not exist; check the path{hint}")
         if not path.is_dir():
             files.append(path)
-            continue
-        if (path / SOURCE).exists():
+        elif (path / SOURCE).exists():
             events, table = _fetched(path)
             files += events
             names = names or table
-            continue
-        inside = sorted(
-            p
-            for p in path.rglob("*")
-            if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)
-        )
-        if (path / "manifest.json").exists():
-            raise InputError(f"{path} is a prepared dataset already; prepare takes the log it was made from")
-        if not inside:
-            raise InputError(f"{path} is an empty folder; there is nothing to prepare")
-        files += inside
+        else:
+            files += _inside(path)
+    known_files: set[Path] = set()
+    for file in files:
+        if file.resolve() in known_files:
+            raise InputError(f"{file} is given twice; its events would count double")
+        known_files.add(file.resolve())
     return files, names
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files of a folder by name, without hidden ones, markers (_SUCCESS), empty ones and datasets of ours."""
+    if (folder / MANIFEST).exists():
+        raise InputError(f"{folder} is a prepared dataset already; prepare takes the log it was made from")
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        here = Path(place)
+        folders[:] = sorted(f for f in folders if f[0] not in "._" and not (here / f / MANIFEST).exists())
+        found += [here / n for n in names if n[0] not in "._" and (here / n).stat().st_size]
+    if not found:
+        raise InputError(f"{folder} has no files to read; there is nothing to prepare")
+    return sorted(found)
+
+
+def _unreadable(error: OSError) -> None:
+    raise InputError(f"{error.filename} cannot be read ({error.strerror})")
 
 
 def _fetched(folder: Path) -> tuple[list[Path], Path | None]:

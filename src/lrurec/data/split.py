@@ -5,7 +5,7 @@ the start of its history: the input is `items[start:p]`, the answer `items[p]`.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +86,8 @@ def leave_last_out(dataset: Dataset) -> Split:
 
 def by_time(
     dataset: Dataset,
-    test_from: str | datetime,
-    valid_from: str | datetime | None = None,
+    test_from: str | date,
+    valid_from: str | date | None = None,
     *,
     first_only: bool = False,
 ) -> Split:
@@ -108,6 +108,8 @@ def by_time(
     trains = valid > starts
     if not trains.any():
         raise NothingLeftError(f"no event lies before {valid_from or test_from}; choose a later moment")
+    if not (test < stops).any():
+        raise NothingLeftError(f"no event lies at or after {test_from}; choose an earlier moment")
     return Split(
         Sequences(dataset.items, users[trains], starts[trains], valid[trains]),
         _targets(dataset, users, starts, valid, test, first_only),

@@ -53,6 +53,8 @@ class World:
     def __post_init__(self) -> None:
         if self.users < 1 or self.items < 1:
             raise SettingsError("--users and --items must be 1 or more")
+        if not 0 <= self.spread <= 5:
+            raise SettingsError("--spread must lie between 0 and 5")
         if self.events < self.users:
             raise SettingsError(f"{self.events:,} events are too few for {self.users:,} users: each needs one")
 

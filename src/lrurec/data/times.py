@@ -5,7 +5,7 @@ milliseconds is decided once, from the largest value of all (`unit_of`).
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Literal
 
 import numpy as np
@@ -63,14 +63,16 @@ def to_unit(values: NDArray[np.int64], have: Unit, want: Unit) -> NDArray[np.int
     return values * (b // a) if b >= a else values // (a // b)
 
 
-def parse_moment(text: str | datetime) -> int:
+def parse_moment(text: str | date) -> int:
     """A date, an ISO time or a datetime as microseconds since 1970 (UTC where no zone is given)."""
     if isinstance(text, datetime):
         moment = text
+    elif isinstance(text, date):
+        moment = datetime(text.year, text.month, text.day)
     else:
         try:
             moment = datetime.fromisoformat(text.strip())
-        except ValueError:
+        except (ValueError, AttributeError):
             raise SettingsError(f"'{text}' is not a date; write 2024-01-31 or 2024-01-31T12:00:00") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
