@@ -44,20 +44,35 @@ class Dataset:
         """Open a folder made by `lrurec prepare`. Nothing is read but the manifest; arrays are mapped."""
         folder = Path(path)
         manifest = read_manifest(folder, KIND, VERSION)
-        try:
-            check_sizes(folder, manifest, KIND)
-            return cls(
-                items=np.load(folder / "items.npy", mmap_mode="r"),
-                offsets=np.load(folder / "offsets.npy", mmap_mode="r"),
-                times=np.load(folder / "times.npy", mmap_mode="r") if manifest["times"] else None,
-                user_ids=IdTable.open(folder, "user_ids", manifest["ids"]["user"]),
-                item_ids=IdTable.open(folder, "item_ids", manifest["ids"]["item"]),
-                item_names=_names(folder) if manifest["names"] else None,
-                manifest=manifest,
-                path=folder,
-            )
-        except (KeyError, ValueError, OSError) as error:
-            raise FolderError(f"{folder} is damaged ({error}); prepare it again") from None
+        while True:  # until the folder was not replaced by another while it was being opened
+            try:
+                dataset = cls._map(folder, manifest)
+                fault = None
+            except (KeyError, ValueError, OSError) as error:
+                fault = FolderError(f"{folder} is damaged ({error}); prepare it again")
+            except FolderError as error:
+                fault = error
+            again = read_manifest(folder, KIND, VERSION)
+            if again == manifest:
+                break
+            manifest = again
+        if fault is not None:
+            raise fault from None
+        return dataset
+
+    @classmethod
+    def _map(cls, folder: Path, manifest: dict[str, Any]) -> "Dataset":
+        check_sizes(folder, manifest, KIND)
+        return cls(
+            items=np.load(folder / "items.npy", mmap_mode="r"),
+            offsets=np.load(folder / "offsets.npy", mmap_mode="r"),
+            times=np.load(folder / "times.npy", mmap_mode="r") if manifest["times"] else None,
+            user_ids=IdTable.open(folder, "user_ids", manifest["ids"]["user"]),
+            item_ids=IdTable.open(folder, "item_ids", manifest["ids"]["item"]),
+            item_names=_names(folder) if manifest["names"] else None,
+            manifest=manifest,
+            path=folder,
+        )
 
     def verify(self, progress: Progress = no_progress) -> None:
         """Compare every file with the hash in the manifest; an error names the first that differs."""
