@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lrurec.data.ids import Id, IdTable, TextIds
 from lrurec.data.progress import Progress, counted, no_progress
 from lrurec.errors import FolderError, InputError
-from lrurec.folder import check_hashes, check_sizes, read_manifest
+from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
 
 KIND, VERSION = "dataset", 1
 
@@ -92,6 +92,11 @@ class Dataset:
             names,
             self.manifest,
         )
+
+    @property
+    def content_id(self) -> str:
+        """A hash of what is in it: two datasets with the same id are the same dataset."""
+        return sha256_json({name: facts["sha256"] for name, facts in self.manifest["files"].items()})
 
     @property
     def n_users(self) -> int:

@@ -40,6 +40,7 @@ def rank(
 ) -> Ranking:
     """Rank every target against all items."""
     table, bias = model.item_table()
+    top = min(top, len(table))
     rows = max(8, min(1024, _SCORES // (4 * len(table))))
     ranks = np.empty(len(targets), np.int64)
     best = np.empty((len(targets), top), np.int64)
@@ -52,7 +53,7 @@ def rank(
             scores[torch.from_numpy(who).to(device), torch.from_numpy(what).to(device)] = float("-inf")
         ranks[first:last] = ranks_of(scores, answers).cpu().numpy()
         if top:
-            best[first:last] = scores.topk(min(top, scores.shape[1]), 1).indices.cpu().numpy()
+            best[first:last] = scores.topk(top, 1).indices.cpu().numpy()
         progress(last - first)
     return Ranking(ranks, best)
 

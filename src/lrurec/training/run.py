@@ -1,6 +1,6 @@
 """The run folder: what was trained, on what, how, and how well. Knows files, not the loop.
 
-manifest.json       the dataset and its fingerprint, versions, threads
+manifest.json       the dataset and its content id, versions, threads
 config.toml         every setting
 metrics.jsonl       one line per validation
 best.safetensors    the weights with the best validation Recall@10
@@ -51,7 +51,7 @@ class Run:
             "made_by": f"lrurec {lrurec.__version__}",
             "dataset": {
                 "path": str(dataset.path.resolve()) if dataset.path else None,
-                "fingerprint": dataset.manifest["source"]["fingerprint"],
+                "content_id": dataset.content_id,
                 "counts": dataset.manifest["counts"],
             },
             "split": "leave-last-out",
@@ -84,7 +84,7 @@ class Run:
         if where is None:
             raise SettingsError(f"{self.folder} does not know where its dataset is; pass --dataset DIR")
         dataset = Dataset.open(where)
-        if dataset.manifest["source"]["fingerprint"] != self.manifest["dataset"]["fingerprint"]:
+        if dataset.content_id != self.manifest["dataset"]["content_id"]:
             raise FolderError(
                 f"{where} is not the dataset that {self.folder} was trained on (it was prepared anew with other"
                 " input or settings); prepare it as before, or train again"

@@ -1,0 +1,103 @@
+"""`lrurec train` and `lrurec evaluate` as a person uses them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+import lrurec
+from conftest import Run
+from lrurec.cli import parts
+from lrurec.training.checkpoint import load_checkpoint
+
+SMALL = ["model.width=16", "model.channels=8", "training.steps=40", "training.validate_every=20", "training.batch=16"]
+SETTINGS = [part for s in [*SMALL, "training.learning_rate=0.02"] for part in ("--set", s)]
+
+
+@pytest.fixture
+def cycle(tmp_path: Path) -> Path:
+    rows = [(u, (u + k) % 12) for u in range(40) for k in range(9)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_train_then_evaluate(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    done = run("train", cycle, "--out", out, *SETTINGS)
+    assert done.code == 0 and "test      Recall@10" in done.out
+    result = json.loads((out / "result.json").read_text())
+    assert result["steps"] == 40 and len(result["mean_abs_lambda"]) == 2
+    assert "learning_rate = 0.02" in (out / "config.toml").read_text()
+    told = run("evaluate", out)
+    assert told.code == 0
+    for words in (
+        "40 users, test split",
+        "recall@10",
+        "95% interval",
+        "by length of history",
+        "mean |lambda| per block",
+    ):
+        assert words in told.out
+    report = json.loads(run("evaluate", out, "-k", "1", "-k", "5", "--json").out)
+    assert set(report["metrics"]) == {f"{m}@{k}" for m in ("recall", "ndcg", "mrr") for k in (1, 5)}
+    assert report["metrics"]["recall@5"]["low"] <= report["metrics"]["recall@5"]["value"]
+    by_test = json.loads(run("evaluate", out, "--json").out)["metrics"]["recall@10"]["value"]
+    assert by_test == pytest.approx(result["test"]["recall@10"])
+    valid = json.loads(run("evaluate", out, "--split", "valid", "--json").out)["metrics"]["ndcg@10"]["value"]
+    assert valid == pytest.approx(result["valid"]["ndcg@10"])
+
+
+def test_ctrl_c_saves_and_resume_goes_on_exactly(cycle: Path, run: Run) -> None:
+    """A real SIGINT; the run that was stopped ends with the weights of one that was not."""
+    settings = [*SETTINGS, "--set", "training.steps=600", "--set", "training.validate_every=300"]
+    whole, part = cycle.parent / "whole", cycle.parent / "part"
+    assert run("train", cycle, "--out", whole, *settings).code == 0
+    command = [sys.executable, "-m", "lrurec.cli.main", "train", str(cycle), "--out", str(part), *settings]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (part / "config.toml").exists():
+            time.sleep(0.01)
+        time.sleep(2.0)  # imports are done and steps are being made
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "stopped and saved at step" in err and "--resume" in err and "Traceback" not in err
+    stopped_at = load_checkpoint(part / "last.safetensors")[1]["step"]
+    assert 0 < stopped_at < 600
+    assert run("train", cycle, "--out", part, "--resume").code == 0
+    a, b = load_checkpoint(whole / "last.safetensors")[0], load_checkpoint(part / "last.safetensors")[0]
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def one_line(run: Run, *arguments: object) -> str:
+    done = run(*arguments)
+    assert done.code == 2 and done.err.count("\n") == 1 and done.out == "", done
+    return done.err
+
+
+def test_mistakes(cycle: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = cycle.parent / "run"
+    assert "does not exist" in one_line(run, "train", tmp_path / "absent", "--out", out)
+    assert "did you mean 'fast'" in one_line(run, "train", cycle, "--out", out, "--recipe", "fats")
+    assert "did you mean 'dropout'" in one_line(run, "train", cycle, "--out", out, "--set", "model.droput=1")
+    assert "does not exist" in one_line(run, "train", cycle, "--out", out, "--config", tmp_path / "c.toml")
+    assert "does not exist" in one_line(run, "train", cycle, "--out", out, "--resume")
+    assert not out.exists()
+    assert run("train", cycle, "--out", out, *SETTINGS).code == 0
+    assert "--resume to go on" in one_line(run, "train", cycle, "--out", out)
+    assert "keeps its settings" in one_line(run, "train", cycle, "--out", out, "--resume", *SETTINGS)
+    assert "is not a lrurec dataset" in one_line(run, "train", out, "--out", out.parent / "run2")
+    weights = (out / "best.safetensors").read_bytes()
+    (out / "best.safetensors").write_bytes(weights[:-5])
+    assert "is damaged" in one_line(run, "evaluate", out)
+    (out / "best.safetensors").write_bytes(weights)
+    lrurec.load_events(pl.DataFrame({"user": [1, 1, 1], "item": [1, 2, 3]}), out=cycle)
+    assert "is not the dataset that" in one_line(run, "evaluate", out)
+    assert "does not exist" in one_line(run, "evaluate", tmp_path / "nowhere")
+    monkeypatch.setattr(parts, "find_spec", lambda name: None)
+    assert "pip install 'lrurec[train]'" in one_line(run, "train", cycle, "--out", out)
