@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "export": {"models", "data", "training"},
     "serving": {"serving"},
     "experiments": {"data", "models", "evaluation", "training", "export", "serving"},
-    "recommender": {"data", "models", "evaluation", "training", "export"},
+    "recommender": {"data", "models", "evaluation", "training", "export", "recommender"},
     "cli": {
         "data",
         "models",

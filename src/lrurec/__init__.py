@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from lrurec.data.dataset import Dataset
     from lrurec.data.events import load_events
     from lrurec.data.split import by_time, leave_last_out
+    from lrurec.recommender import Recommender
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "LrurecError", "by_time", "leave_last_out", "load_events"]
+__all__ = ["Dataset", "LrurecError", "Recommender", "by_time", "leave_last_out", "load_events"]
 
 _HOME = {
     "Dataset": "lrurec.data.dataset",
     "load_events": "lrurec.data.events",
+    "Recommender": "lrurec.recommender",
     "by_time": "lrurec.data.split",
     "leave_last_out": "lrurec.data.split",
 }

@@ -21,13 +21,14 @@ examples:
   lrurec data list                              datasets that are known by name
   lrurec train data/mine --out runs/mine        a dataset to a trained model
   lrurec evaluate runs/mine                     how good it is, and for whom
+  lrurec recommend runs/mine --user ann         what ann should see next
   lrurec doctor                                 what this machine has
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, train
+    from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, recommend, train
     from lrurec.cli.arguments import Parser
 
     root: argparse.ArgumentParser = Parser(
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         command.add(inner)
     train.add(commands)
     evaluate.add(commands)
+    recommend.add(commands)
     doctor.add(commands)
     return root
 

@@ -1,0 +1,61 @@
+"""`lrurec recommend`: what a person should see next."""
+
+import argparse
+import json
+
+from lrurec.cli.arguments import Commands, positive
+from lrurec.cli.console import table
+from lrurec.cli.parts import need
+
+EXAMPLES = """\
+examples:
+  lrurec recommend runs/mine --user ann
+  lrurec recommend runs/mine --history tea,jam,cake -k 5
+  lrurec recommend runs/mine --user 17 --json
+"""
+
+
+def add(commands: Commands) -> None:
+    p = commands.add_parser(
+        "recommend",
+        help="what a person should see next",
+        description="The best next items for a user of the dataset, or for a history given here.",
+        epilog=EXAMPLES,
+    )
+    p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
+    who = p.add_mutually_exclusive_group(required=True)
+    who.add_argument("--user", metavar="ID", help="a user of the dataset")
+    who.add_argument("--history", metavar="A,B,C", help="item ids, oldest first")
+    p.add_argument("-k", type=positive, default=10, metavar="N", help="how many (default: 10)")
+    p.add_argument("--seen", action="store_true", help="also items that are in the history")
+    p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.add_argument("--json", action="store_true", help="print it as JSON")
+    p.set_defaults(run=run, parser=p)
+
+
+def run(options: argparse.Namespace) -> int:
+    need("train")
+    from lrurec.recommender import Recommender
+
+    rec = Recommender.of_run(options.path, options.dataset)
+    if options.user is not None:
+        found = rec.recommend([options.user], options.k, filter_seen=not options.seen)
+        history = list(rec.dataset.history(options.user))
+    else:
+        history = [item for item in options.history.split(",") if item]
+        found = rec.recommend(histories=[history], k=options.k, filter_seen=not options.seen)
+    rows = found.select("rank", "item", "name", "score").rows(named=True)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    names = [rec.dataset.name(i) for h in history[-5:] if (i := rec.dataset.item_ids.index(h)) is not None]
+    print(f"after {', '.join(names) or 'nothing'}:")
+    print(
+        table(
+            [
+                ["rank", "item", "name", "score"],
+                *[[str(r["rank"]), str(r["item"]), r["name"], f"{r['score']:.3f}"] for r in rows],
+            ]
+        )
+    )
+    return 0

@@ -1,0 +1,232 @@
+"""The friendly face: fit, recommend, similar_items, save, load. Knows people's ids; everything else is done elsewhere."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from lrurec.config import unknown
+from lrurec.data.batches import pack_histories
+from lrurec.data.dataset import Dataset
+from lrurec.data.events import load_events
+from lrurec.data.ids import Id
+from lrurec.data.split import leave_last_out
+from lrurec.errors import FolderError, InputError, SettingsError
+from lrurec.models.lrurec import LRURec
+from lrurec.training.config import config_for
+from lrurec.training.run import Run
+from lrurec.training.trainer import Progress, Trainer
+
+ON_UNKNOWN = ("error", "skip", "popular")
+_ROWS = 256  # histories scored together
+
+
+class Recommender:
+    """A recommender with the manners of other libraries.
+
+    >>> rec = Recommender(steps=500).fit("events.csv")                     # doctest: +SKIP
+    >>> rec.recommend(["ann", "bob"], k=5)                                 # doctest: +SKIP
+    >>> rec.recommend(histories=[["tea", "jam"]], k=5)                     # doctest: +SKIP
+
+    `settings` are those of `lrurec train --set`: training settings by their name, model settings as `model_dropout`.
+    """
+
+    def __init__(self, recipe: str = "fast", on_unknown: str = "error", **settings: Any) -> None:
+        if on_unknown not in ON_UNKNOWN:
+            raise unknown("on_unknown", on_unknown, ON_UNKNOWN)
+        self.on_unknown = on_unknown
+        assignments = [
+            f"{'model.' + k.removeprefix('model_') if k.startswith('model_') else 'training.' + k}={_text(v)}"
+            for k, v in settings.items()
+        ]
+        self.config = config_for(recipe, None, assignments)
+        self._folder: Path | None = None
+        self._dataset: Dataset | None = None
+        self._model: LRURec | None = None
+
+    def fit(
+        self, events: Any, *, watch: Callable[[Progress], None] = lambda progress: None, **reading: Any
+    ) -> "Recommender":
+        """Train on a path, a frame or a Dataset; `reading` are the settings of `load_events`."""
+        folder = Path(tempfile.mkdtemp(prefix="lrurec-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        if isinstance(events, Dataset):
+            if events.path is None:
+                raise SettingsError("fit takes a dataset that lies in a folder; pass the events themselves")
+            shutil.copytree(events.path, folder / "dataset")
+        else:
+            load_events(events, out=folder / "dataset", **reading)
+        dataset = Dataset.open(folder / "dataset")
+        Run.create(folder / "run", dataset, self.config)
+        Trainer(leave_last_out(dataset), dataset.n_items, self.config, folder / "run").train(watch)
+        return self._ready(folder)
+
+    def _ready(self, folder: Path) -> "Recommender":
+        run = Run.open(folder / "run")
+        self._folder, self.config = folder, run.config
+        self._dataset, self._model = run.dataset(str(folder / "dataset")), run.model("best")
+        return self
+
+    @classmethod
+    def of_run(cls, run: str | Path, dataset: str | None = None, on_unknown: str = "error") -> "Recommender":
+        """A recommender from a run folder made by `lrurec train`."""
+        opened = Run.open(Path(run))
+        made = cls(on_unknown=on_unknown)
+        made.config = opened.config
+        made._dataset, made._model = opened.dataset(dataset), opened.model("best")
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Keep the dataset and the run in a folder that `load` opens."""
+        if self._folder is None:
+            raise SettingsError("there is nothing to save; fit first")
+        if Path(path).exists():
+            raise FolderError(f"{path} already exists; choose another path")
+        shutil.copytree(self._folder, path)
+
+    @classmethod
+    def load(cls, path: str | Path, on_unknown: str = "error") -> "Recommender":
+        """A recommender that was saved."""
+        return cls(on_unknown=on_unknown)._ready(Path(path))
+
+    @property
+    def dataset(self) -> Dataset:
+        if self._dataset is None:
+            raise SettingsError("the recommender has not been trained; call fit first")
+        return self._dataset
+
+    @property
+    def model(self) -> LRURec:
+        if self._model is None:
+            raise SettingsError("the recommender has not been trained; call fit first")
+        return self._model
+
+    def recommend(
+        self,
+        users: Iterable[Id] | None = None,
+        k: int = 10,
+        *,
+        histories: Sequence[Sequence[Id]] | None = None,
+        filter_seen: bool = True,
+        allow: Iterable[Id] | None = None,
+        deny: Iterable[Id] | None = None,
+    ) -> pl.DataFrame:
+        """The k best items for users, or for histories of people never seen before: user, item, name, score, rank."""
+        if (users is None) == (histories is None):
+            raise SettingsError("recommend takes users or histories, one of the two")
+        if users is not None:
+            labels, items = self._histories_of(users)
+        else:
+            assert histories is not None
+            labels = pl.Series("history", range(len(histories)))
+            items = [self._known_items(h) for h in histories]
+        barred = self._barred(allow, deny)
+        frames = [
+            self._best(items[a : a + _ROWS], labels[a : a + _ROWS], k, filter_seen, barred)
+            for a in range(0, len(items), _ROWS)
+        ]
+        return pl.concat(frames) if frames else self._frame([], labels)
+
+    def similar_items(self, items: Iterable[Id], k: int = 10) -> pl.DataFrame:
+        """The k items whose vectors point most nearly the same way: item, similar, name, score, rank."""
+        with torch.no_grad():
+            table = torch.nn.functional.normalize(self.model.item_table()[0], dim=1)
+        rows = []
+        for item in items:
+            index = self._item(item)
+            if index is None:
+                continue
+            scores = table @ table[index]
+            scores[index] = -torch.inf
+            best = scores.topk(min(k, len(scores) - 1))
+            for rank, (score, other) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True), 1):
+                rows.append((item, self.dataset.item_ids[other], self.dataset.name(other), score, rank))
+        return pl.DataFrame(rows, schema=["item", "similar", "name", "score", "rank"], orient="row")
+
+    def _histories_of(self, users: Iterable[Id]) -> tuple[pl.Series, list[NDArray[np.int32]]]:
+        labels: list[Id] = []
+        found: list[NDArray[np.int32]] = []
+        for user in users:
+            index = self.dataset.user_ids.index(user)
+            if index is None:
+                if self.on_unknown == "error":
+                    raise InputError(f"user '{user}' is not in the dataset; pass histories, or set on_unknown")
+                if self.on_unknown == "skip":
+                    continue
+                found.append(np.zeros(0, np.int32))
+            else:
+                found.append(self.dataset.items[self.dataset.offsets[index] : self.dataset.offsets[index + 1]])
+            labels.append(user)
+        return pl.Series("user", labels, strict=False), found
+
+    def _item(self, item: Id) -> int | None:
+        index = self.dataset.item_ids.index(item)
+        if index is None and self.on_unknown == "error":
+            raise InputError(f"item '{item}' is not in the dataset; leave it out, or set on_unknown")
+        return index
+
+    def _known_items(self, history: Sequence[Id]) -> NDArray[np.int32]:
+        return np.array([i for item in history if (i := self._item(item)) is not None], np.int32)
+
+    def _barred(self, allow: Iterable[Id] | None, deny: Iterable[Id] | None) -> NDArray[np.bool_]:
+        barred = np.zeros(self.dataset.n_items, np.bool_)
+        if allow is not None:
+            barred[:] = True
+            barred[self._known_items(list(allow))] = False
+        if deny is not None:
+            barred[self._known_items(list(deny))] = True
+        return barred
+
+    @torch.no_grad()
+    def _best(
+        self,
+        items: list[NDArray[np.int32]],
+        labels: pl.Series,
+        k: int,
+        filter_seen: bool,
+        barred: NDArray[np.bool_],
+    ) -> pl.DataFrame:
+        ends = np.cumsum([len(i) for i in items])
+        starts = np.concatenate([[0], ends[:-1]])
+        t = self.config.training
+        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.max_length)
+        offsets = torch.from_numpy(packed.offsets)
+        hidden = self.model.encode(torch.from_numpy(packed.inputs).to(t.device), offsets)[
+            (offsets[1:] - 1).to(t.device)
+        ]
+        table, bias = self.model.item_table()
+        scores = torch.addmm(bias, hidden, table.T).cpu()
+        scores[:, torch.from_numpy(barred)] = -torch.inf
+        if filter_seen:
+            for row, seen in enumerate(items):
+                scores[row, torch.from_numpy(np.asarray(seen).astype(np.int64))] = -torch.inf
+        best = scores.topk(min(k, scores.shape[1]), 1)
+        rows = []
+        for r, label in enumerate(labels):
+            pairs = zip(best.values[r].tolist(), best.indices[r].tolist(), strict=True)
+            for rank, (score, item) in enumerate(pairs, 1):
+                if score > -np.inf:
+                    rows.append((label, self.dataset.item_ids[item], self.dataset.name(item), score, rank))
+        return self._frame(rows, labels)
+
+    def _frame(self, rows: list[tuple[Any, ...]], labels: pl.Series) -> pl.DataFrame:
+        item = pl.Int64() if self.dataset.item_ids.kind == "int" else pl.String()
+        schema = {
+            labels.name: labels.dtype,
+            "item": item,
+            "name": pl.String(),
+            "score": pl.Float64(),
+            "rank": pl.Int64(),
+        }
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
