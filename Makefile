@@ -1,4 +1,4 @@
-# make demo   the built-in sample, from nothing: made up, prepared, described
+# make demo   the built-in sample, from nothing: made up, prepared, trained on, recommended from
 # make test   style, types, tests
 # Both create .venv and install what they need first.
 
@@ -14,6 +14,11 @@ demo: $(VENV)/.demo
 	$(BIN)/lrurec data synth --preset sample --out demo/events.csv --names demo/names.csv
 	$(BIN)/lrurec prepare demo/events.csv --item-names demo/names.csv --out demo/dataset
 	$(BIN)/lrurec data describe demo/dataset
+	rm -rf demo/run
+	$(BIN)/lrurec train demo/dataset --out demo/run \
+	  --set training.steps=300 --set training.validate_every=100 --set training.max_length=100
+	$(BIN)/lrurec evaluate demo/run --baselines
+	$(BIN)/lrurec recommend demo/run --user 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -26,7 +31,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable '.[train]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -1,5 +1,8 @@
 """Ranks and metrics against brute force."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 import pytest
@@ -12,6 +15,7 @@ from lrurec.data.split import Split
 from lrurec.evaluation import ranking
 from lrurec.evaluation.metrics import interval, mrr, ndcg, recall, summary
 from lrurec.evaluation.ranking import rank, ranks_of
+from lrurec.evaluation.sanity import sanity_ranks
 from lrurec.models.lrurec import LRURec, LRURecConfig
 
 
@@ -74,3 +78,23 @@ def test_intervals_cover_the_mean() -> None:
     # The width of a binomial interval is known.
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.3 * 0.7 / 500), rel=0.15)
     assert interval(np.ones(10)) == (1.0, 1.0)
+
+
+@given(st.integers(0, 30), st.sampled_from([2, 50]))
+@settings(max_examples=15)
+def test_sanity_lines_agree_with_brute_force(seed: int, longest: int) -> None:
+    rng = np.random.default_rng(seed)
+    dataset = lrurec.load_events(pl.DataFrame(rng.integers(0, 7, (90, 2)), schema=["user", "item"]))
+    split = lrurec.leave_last_out(dataset)
+    found = sanity_ranks(split, split.test, dataset.n_items, longest)
+    histories = [split.train[k].tolist() for k in range(len(split.train))]
+    popular = Counter(i for h in histories for i in h)
+    follows = Counter(pair for h in histories for pair in pairwise(h))
+    for k in range(len(split.test)):
+        history, answer = split.test.history(k)[-longest:].tolist(), split.test.answer(k)
+        by_popularity = [(popular[i],) if i not in history else (-1,) for i in range(dataset.n_items)]
+        by_markov = [
+            (follows[history[-1], i], popular[i]) if i not in history else (-1, 0) for i in range(dataset.n_items)
+        ]
+        for name, scores in (("popularity", by_popularity), ("markov", by_markov)):
+            assert found[name][k] == sum(s >= scores[answer] for i, s in enumerate(scores) if i != answer)

@@ -44,6 +44,7 @@ def test_train_then_evaluate(cycle: Path, run: Run) -> None:
         "mean |lambda| per block",
     ):
         assert words in told.out
+    assert "popularity" in run("evaluate", out, "--baselines").out
     report = json.loads(run("evaluate", out, "-k", "1", "-k", "5", "--json").out)
     assert set(report["metrics"]) == {f"{m}@{k}" for m in ("recall", "ndcg", "mrr") for k in (1, 5)}
     assert report["metrics"]["recall@5"]["low"] <= report["metrics"]["recall@5"]["value"]

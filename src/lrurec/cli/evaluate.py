@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
     p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
     p.add_argument("--checkpoint", choices=("best", "last"), default="best")
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.add_argument("--baselines", action="store_true", help="also popularity and a Markov chain, for comparison")
     p.add_argument("--json", action="store_true", help="print everything as JSON")
     p.set_defaults(run=run, parser=p)
 
@@ -31,8 +32,10 @@ def run(options: argparse.Namespace) -> int:
     need("train")
     import lrurec
     from lrurec.data.progress import counted
+    from lrurec.evaluation.metrics import summary
     from lrurec.evaluation.ranking import rank
     from lrurec.evaluation.report import full_report, training_counts
+    from lrurec.evaluation.sanity import sanity_ranks
     from lrurec.training.run import Run
 
     opened = Run.open(Path(options.path))
@@ -53,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
         )
     report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks)
     report |= {"split": options.split, "checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
+    if options.baselines:
+        ranks = sanity_ranks(split, targets, dataset.n_items, t.max_length)
+        report["baselines"] = {name: summary(r, ks) for name, r in ranks.items()}
     print(json.dumps(report, indent=1) if options.json else _told(report, ks))
     return 0
 
@@ -62,6 +68,11 @@ def _told(report: dict[str, Any], ks: list[int]) -> str:
     for name, m in report["metrics"].items():
         rows.append([name, f"{m['value']:.5f}", f"{m['low']:.5f} to {m['high']:.5f}"])
     parts = [f"{report['users']:,} users, {report['split']} split, all items ranked", table(rows)]
+    if "baselines" in report:
+        names = list(report["metrics"])
+        ours = ["this model", *[f"{report['metrics'][n]['value']:.5f}" for n in names]]
+        others = [[b, *[f"{values[n]:.5f}" for n in names]] for b, values in report["baselines"].items()]
+        parts.append(table([["", *names], *others, ours]))
     for title, key in (
         ("by length of history", "by_history_length"),
         ("by training count of the target", "by_target_popularity"),
