@@ -18,6 +18,7 @@ import lrurec
 from conftest import histories
 from lrurec.data import readers
 from lrurec.data.layout import Wanted, recognise
+from lrurec.data.literals import literal
 from lrurec.data.text import blocks
 from lrurec.errors import InputError, LrurecError
 
@@ -239,7 +240,7 @@ def test_literals_agree_with_the_slow_twin(row: dict[str, object], old: bool) ->
     except (ValueError, SyntaxError):
         return
     keys = list(expected) if isinstance(expected, dict) else []
-    assert readers.literal(line, keys) == expected
+    assert literal(line, keys) == expected
 
 
 @given(st.text(alphabet="{}'\"u:, 01٣.\\a-", max_size=25))
@@ -248,7 +249,7 @@ def test_no_line_is_a_literal_that_python_refuses(line: str) -> None:
         expected: object = ast.literal_eval(line)
     except (ValueError, SyntaxError):
         with pytest.raises((ValueError, SyntaxError)):
-            readers.literal(line, [])
+            literal(line, [])
         return
     keys = list(expected) if isinstance(expected, dict) else []
-    assert readers.literal(line, keys) == expected
+    assert literal(line, keys) == expected

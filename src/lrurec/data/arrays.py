@@ -1,4 +1,4 @@
-"""One-dimensional `.npy` files written piece by piece. Knows numbers, not meaning."""
+"""One-dimensional arrays: `.npy` files written piece by piece, runs of positions. Knows numbers, not meaning."""
 
 import io
 from pathlib import Path
@@ -45,6 +45,17 @@ class ArrayFile:
                 self._write(self._header())  # numpy pads headers, so that a longer shape still fits
         finally:
             self._file.close()
+
+
+def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The positions of runs, one after the other: starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ...
+
+    >>> spans(np.array([10, 20]), np.array([3, 2])).tolist()
+    [10, 11, 12, 20, 21]
+    """
+    ends = np.cumsum(lengths)
+    shift: NDArray[np.int64] = np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(len(shift), dtype=np.int64) + shift
 
 
 def save_array(path: Path, values: NDArray[Any]) -> None:

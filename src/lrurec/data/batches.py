@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lrurec.data.arrays import spans
 from lrurec.data.split import Sequences
 from lrurec.errors import NothingLeftError
 
@@ -56,8 +57,7 @@ class Windows:
         if drop_rest:
             counts = np.maximum(lengths // max_length, np.minimum(counts, 1))
         whose = np.repeat(np.arange(len(lengths)), counts)
-        ends = np.cumsum(counts)
-        back = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)  # 0: the newest
+        back = spans(np.zeros(len(counts), np.int64), counts)  # 0: the newest
         stops = train.stops[whose] - back * max_length
         starts = np.maximum(stops - max_length, train.starts[whose])
         if len(starts) == 0:
@@ -70,8 +70,7 @@ class Windows:
         lengths = stops - starts
         ends = np.cumsum(lengths)
         first = ends - lengths  # row of each window's first target
-        total = int(ends[-1]) if len(ends) else 0
-        positions = np.arange(total) + np.repeat(starts - first, lengths)
+        positions = spans(starts, lengths)
         targets = self.items[positions].astype(np.int64)
         inputs = self.items[np.maximum(positions - 1, 0)].astype(np.int64) + 1
         inputs[first[opens]] = START
@@ -111,7 +110,7 @@ def pack_histories(
     rows = np.maximum(lengths, 1)
     ends = np.cumsum(rows)
     first = ends - rows
-    positions = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - first, rows)
+    positions = spans(starts, rows)
     inputs = items[np.minimum(positions, max(len(items) - 1, 0))].astype(np.int64) + 1
     inputs[first[lengths == 0]] = START
     offsets = np.concatenate([[0], ends]).astype(np.int64)

@@ -5,10 +5,8 @@ Knows formats, not what is done with the rows. Frames come as the file has them 
 names its line, or is left out and counted when `skip_bad` is set.
 """
 
-import ast
 import csv
 import json
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from lrurec.data.layout import Layout
+from lrurec.data.literals import literal
 from lrurec.data.text import Block, Report, blocks, check_utf8, not_utf8
 from lrurec.errors import BadRowError, InputError
 
@@ -205,26 +204,6 @@ def python_literals(path: Path, layout: Layout, skip_bad: bool, report: Report) 
         block, not_text = _as_utf8(path, block, skip_bad)
         frame, bad, lines = _objects(path, roles, block, skip_bad, literal, "Python literal of a dict")
         yield Rows(frame, bad + not_text, _line_finder(block, lines))
-
-
-_TEXT = r"""u?(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
-_VALUE = rf"(?:{_TEXT}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|True|False|None)"
-_FLAT = re.compile(rf"\{{{_TEXT}: {_VALUE}(?:, {_TEXT}: {_VALUE})*\}}")
-_PAIR = re.compile(rf"({_TEXT}): ({_VALUE})")
-
-
-def literal(line: str, wanted: Collection[str]) -> object:
-    """`ast.literal_eval`, several times faster on flat dicts: only the wanted values are parsed."""
-    if _FLAT.fullmatch(line) is None:
-        return ast.literal_eval(line)
-    pairs = ((_token(key), value) for key, value in _PAIR.findall(line))
-    return {key: _token(value) for key, value in pairs if key in wanted}
-
-
-def _token(text: str) -> object:
-    if text[-1] in "'\"" and "\\" not in text:
-        return text[2:-1] if text[0] == "u" else text[1:-1]
-    return ast.literal_eval(text)
 
 
 def _line_finder(block: Block, lines: list[int] | None) -> Callable[[int], int]:

@@ -10,6 +10,7 @@ from datetime import date
 import numpy as np
 from numpy.typing import NDArray
 
+from lrurec.data.arrays import spans
 from lrurec.data.dataset import Dataset
 from lrurec.data.times import parse_moment
 from lrurec.errors import NothingLeftError, SettingsError
@@ -141,6 +142,4 @@ def _targets(
     if first_only:
         counts = np.minimum(counts, 1)
     whose = np.repeat(np.arange(len(users)), counts)
-    ends = np.cumsum(counts)
-    place = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return Targets(dataset.items, users[whose], starts[whose], begin[whose] + place)
+    return Targets(dataset.items, users[whose], starts[whose], spans(begin, counts))

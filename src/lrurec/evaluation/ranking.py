@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lrurec.data.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.models.base import Model
@@ -90,6 +91,5 @@ def _seen(targets: Targets, first: int, last: int, max_length: int) -> tuple[NDA
     stops = targets.positions[first:last]
     starts = np.maximum(targets.starts[first:last], stops - max_length)
     lengths = stops - starts
-    ends = np.cumsum(lengths)
-    positions = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
+    positions = spans(starts, lengths)
     return np.repeat(np.arange(last - first), lengths), targets.items[positions].astype(np.int64)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lrurec.data.arrays import spans
 from lrurec.data.split import Split, Targets
 from lrurec.evaluation.metrics import METRICS, Ranks, interval
 from lrurec.evaluation.ranking import Ranking
@@ -13,10 +14,8 @@ from lrurec.evaluation.ranking import Ranking
 
 def training_counts(split: Split, items: int) -> NDArray[np.int64]:
     """How often each item occurs in training."""
-    counts = np.zeros(items, np.int64)
-    for start, stop in zip(split.train.starts, split.train.stops, strict=True):
-        np.add.at(counts, split.train.items[start:stop], 1)
-    return counts
+    positions = spans(split.train.starts, split.train.stops - split.train.starts)
+    return np.bincount(split.train.items[positions], minlength=items)
 
 
 def full_report(ranking: Ranking, targets: Targets, counts: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ A model that does not beat them has not learned to use a history.
 import numpy as np
 from numpy.typing import NDArray
 
+from lrurec.data.arrays import spans
 from lrurec.data.split import Split, Targets
 from lrurec.evaluation.metrics import Ranks
 
 
 def sanity_ranks(split: Split, targets: Targets, items: int, max_length: int) -> dict[str, Ranks]:
     """The ranks of all targets by popularity, and by how often an item followed the last one (then popularity)."""
-    positions = _training_positions(split)
+    positions = spans(split.train.starts, split.train.stops - split.train.starts)
     popular = np.bincount(split.train.items[positions], minlength=items).astype(np.float64)
     popular /= popular.max() + 1.0  # below 1, so that it only decides between equal counts
     follows = _transitions(split, positions, items)
@@ -26,13 +27,6 @@ def sanity_ranks(split: Split, targets: Targets, items: int, max_length: int) ->
             scores[history] = -np.inf
             ranks[name][k] = int((scores >= scores[answer]).sum()) - 1
     return ranks
-
-
-def _training_positions(split: Split) -> NDArray[np.int64]:
-    lengths = split.train.stops - split.train.starts
-    ends = np.cumsum(lengths)
-    shift: NDArray[np.int64] = np.repeat(split.train.starts - (ends - lengths), lengths)
-    return np.arange(int(ends[-1]), dtype=np.int64) + shift
 
 
 class _Follows:
