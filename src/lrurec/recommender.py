@@ -31,9 +31,9 @@ _ROWS = 256  # histories scored together
 class Recommender:
     """A recommender with the manners of other libraries.
 
-    >>> rec = Recommender(steps=500).fit("events.csv")                     # doctest: +SKIP
-    >>> rec.recommend(["ann", "bob"], k=5)                                 # doctest: +SKIP
-    >>> rec.recommend(histories=[["tea", "jam"]], k=5)                     # doctest: +SKIP
+        rec = Recommender(steps=500).fit("events.csv")
+        rec.recommend(["ann", "bob"], k=5)
+        rec.recommend(histories=[["tea", "jam"]], k=5)
 
     `settings` are those of `lrurec train --set`: training settings by their name, model settings as `model_dropout`.
     """
