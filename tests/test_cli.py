@@ -15,6 +15,10 @@ COMMANDS = [
     ["data", "fetch"],
     ["data", "synth"],
     ["data", "describe"],
+    ["train"],
+    ["evaluate"],
+    ["recommend"],
+    ["report"],
     ["doctor"],
 ]
 

@@ -54,6 +54,17 @@ def test_train_then_evaluate(cycle: Path, run: Run) -> None:
     assert valid == pytest.approx(result["valid"]["ndcg@10"])
 
 
+def test_report(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    run("train", cycle, "--out", out, *SETTINGS)
+    assert run("report", out).code == 0
+    text = (out / "report.html").read_text()
+    assert text.count("<svg") == 3 + 2 + 2 * 2  # curves, slices, a disc and a histogram per block
+    assert text.count("<circle class=fb") == 2 * 8  # a dot per channel
+    assert "http" not in text.replace("http-equiv", "") and "<script" not in text
+    assert run("report", out, "--out", "/proc/nowhere/x.html").code == 2
+
+
 def test_ctrl_c_saves_and_resume_goes_on_exactly(cycle: Path, run: Run) -> None:
     """A real SIGINT; the run that was stopped ends with the weights of one that was not."""
     settings = [*SETTINGS, "--set", "training.steps=600", "--set", "training.validate_every=300"]

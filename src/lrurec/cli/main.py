@@ -22,13 +22,25 @@ examples:
   lrurec train data/mine --out runs/mine        a dataset to a trained model
   lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec recommend runs/mine --user ann         what ann should see next
+  lrurec report runs/mine                       all of it on one HTML page
   lrurec doctor                                 what this machine has
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from lrurec.cli import data_describe, data_fetch, data_list, data_synth, doctor, evaluate, prepare, recommend, train
+    from lrurec.cli import (
+        data_describe,
+        data_fetch,
+        data_list,
+        data_synth,
+        doctor,
+        evaluate,
+        prepare,
+        recommend,
+        report,
+        train,
+    )
     from lrurec.cli.arguments import Parser
 
     root: argparse.ArgumentParser = Parser(
@@ -46,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     train.add(commands)
     evaluate.add(commands)
     recommend.add(commands)
+    report.add(commands)
     doctor.add(commands)
     return root
 

@@ -8,6 +8,7 @@
 Input 0 is the start of a history: a learned vector, from which the first item is predicted.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -113,6 +114,11 @@ class LRURec(nn.Module):
         return torch.stack(states, 1), x
 
     @torch.no_grad()
+    def eigenvalues(self) -> list[list[tuple[float, float]]]:
+        """Every lambda of every block as (real part, imaginary part)."""
+        found = [block.lru.eigenvalues().T.tolist() for block in self.blocks]  # type: ignore[operator, union-attr]
+        return [[(real, imaginary) for real, imaginary in block] for block in found]
+
     def mean_abs_lambda(self) -> list[float]:
         """The average |lambda| of each block (the paper's Table 5)."""
-        return [float(b.lru.eigenvalues().square().sum(0).sqrt().mean()) for b in self.blocks]  # type: ignore[operator, union-attr]
+        return [sum(math.hypot(*v) for v in block) / len(block) for block in self.eigenvalues()]

@@ -1,0 +1,61 @@
+"""`lrurec report`: a run on one page."""
+
+import argparse
+import json
+from pathlib import Path
+
+from lrurec.cli.arguments import Commands
+from lrurec.cli.console import progress_bar
+from lrurec.cli.parts import need
+from lrurec.errors import FolderError
+
+
+def add(commands: Commands) -> None:
+    p = commands.add_parser(
+        "report",
+        help="a run on one HTML page",
+        description="One self-contained HTML page: training curves, metrics with intervals, for whom it works, lambda.",
+        epilog="examples:\n  lrurec report runs/mine\n  lrurec report runs/mine --out mine.html\n",
+    )
+    p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
+    p.add_argument("--out", metavar="FILE", help="where to write it (default: RUN/report.html)")
+    p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.set_defaults(run=run, parser=p)
+
+
+def run(options: argparse.Namespace) -> int:
+    need("train")
+    import lrurec
+    from lrurec.data.progress import counted
+    from lrurec.evaluation.ranking import rank
+    from lrurec.evaluation.report import full_report, training_counts
+    from lrurec.training.report import page
+    from lrurec.training.run import Run
+    from lrurec.training.trainer import METRICS
+
+    opened = Run.open(Path(options.path))
+    dataset, model = opened.dataset(options.dataset), opened.model("best")
+    split = lrurec.leave_last_out(dataset)
+    t = opened.config.training
+    with progress_bar() as progress:
+        shown = counted(progress, "ranking", len(split.test))
+        ranking = rank(model, split.test, t.max_length, top=10, device=t.device, progress=shown)
+    report = full_report(ranking, split.test, training_counts(split, dataset.n_items), [10, 20]) | {"split": "test"}
+    lines = (opened.folder / METRICS).read_text().splitlines() if (opened.folder / METRICS).exists() else []
+    text = page(
+        f"{opened.folder.resolve().name}: LRURec on {dataset.path.resolve().name if dataset.path else 'a dataset'}",
+        (opened.folder / "config.toml").read_text(),
+        [json.loads(line) for line in lines],
+        report,
+        model.eigenvalues(),
+    )
+    out = Path(options.out) if options.out else opened.folder / "report.html"
+    aside = out.with_name(f".{out.name}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(out)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise FolderError(f"{out} cannot be written ({error.strerror}); choose another --out") from error
+    print(f"{out}: open it in a browser")
+    return 0
