@@ -68,8 +68,8 @@ def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_blocks_fit_the_cache() -> None:
-    assert block_rows(3_416) * 3_416 * 4 <= 1 << 20
-    assert block_rows(2_000_000) == 16 and block_rows(5) == 256
+    assert block_rows(3_416) * 3_416 * 4 <= 2 << 20
+    assert (block_rows(5), block_rows(57_289), block_rows(1_000_000), block_rows(20_000_000)) == (256, 32, 8, 4)
 
 
 @pytest.mark.parametrize("shared", [True, False])

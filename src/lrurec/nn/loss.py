@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_CACHE = 1 << 20  # bytes of scores per block and thread on a CPU
+_CACHE = 2 << 20  # bytes of scores per block and thread on a CPU
+_MOST = 32 << 20  # ... and where so few positions would fit that reading the table costs more than the arithmetic
 _ROWS_ON_DEVICE = 2048
 
 
@@ -22,8 +23,9 @@ def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets
 
 
 def block_rows(items: int, itemsize: int = 4) -> int:
-    """How many positions at a time: as many as keep their scores in the cache, at least 16."""
-    return max(16, min(256, _CACHE // (items * itemsize)))
+    """How many positions at a time: as many as keep their scores in the cache, or 32 if that is few, within bounds."""
+    row = items * itemsize
+    return max(min(256, _CACHE // row), min(32, max(4, _MOST // row)))
 
 
 @cache
