@@ -109,26 +109,20 @@ def _backward(g: Any, h: Any, lam: Any, offsets: Any, chunks: Any, a: Any, sums:
     """a_k into `a`, and each thread's share of dL/dlambda into `sums` [threads, 2, C], in double precision."""
     channels = g.shape[2]
     for t in numba.prange(len(chunks) - 1):
-        part = np.empty((2, channels), g.dtype)  # of one sequence: single precision is enough, and twice as fast
         for s in range(chunks[t], chunks[t + 1]):
             last = offsets[s + 1] - 1
-            part[:] = 0
             for k in range(last, offsets[s] - 1, -1):
                 if k == last:
                     for c in range(channels):
                         a[k, 0, c] = g[k, 0, c]
                         a[k, 1, c] = g[k, 1, c]
                 else:
-                    for c in range(channels):  # two short loops: the compiler vectorises them, one long one it does not
+                    for c in range(channels):
                         real, imaginary = a[k + 1, 0, c], a[k + 1, 1, c]
                         a[k, 0, c] = lam[0, c] * real + lam[1, c] * imaginary + g[k, 0, c]
                         a[k, 1, c] = lam[0, c] * imaginary - lam[1, c] * real + g[k, 1, c]
-                    for c in range(channels):
-                        part[0, c] += a[k + 1, 0, c] * h[k, 0, c] + a[k + 1, 1, c] * h[k, 1, c]
-                        part[1, c] += a[k + 1, 1, c] * h[k, 0, c] - a[k + 1, 0, c] * h[k, 1, c]
-            for c in range(channels):
-                sums[t, 0, c] += part[0, c]
-                sums[t, 1, c] += part[1, c]
+                        sums[t, 0, c] += real * h[k, 0, c] + imaginary * h[k, 1, c]
+                        sums[t, 1, c] += imaginary * h[k, 0, c] - real * h[k, 1, c]
 
 
 class _Packed(torch.autograd.Function):
