@@ -29,7 +29,6 @@ from lrurec.data.split import Sequences
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
-from lrurec.training.memory import keep_buffers
 from lrurec.training.trainer import build, optimizer_for
 from measure import machine
 
@@ -124,8 +123,6 @@ class Peer:
 def child(options: argparse.Namespace) -> None:
     """One side, in its own process: seconds per step and peak memory as JSON."""
     torch.set_num_threads(THREADS)
-    if options.child == "ours":
-        keep_buffers()
     dataset = lrurec.Dataset.open(options.data)
     _, length, dropout = DATASETS[options.dataset]
     windows = Windows.of(lrurec.leave_last_out(dataset).train, length, drop_rest=True)
@@ -244,8 +241,9 @@ def write(rows: list[dict[str, Any]], grown: dict[str, Any] | None, command: str
         "# A training step",
         "",
         f"`{command}` on {machine()}; {THREADS} threads, batches of 128 windows, forward + backward + clipping + AdamW.",
-        "Both sides get the same windows; the authors' code pads them. Medians; the floor is the arithmetic of the products",
-        "(6 FLOP per position and weight, catalogue included) at the rate of a large product measured in the same process.",
+        "Both sides get the same windows; the authors' code pads them. Each round is a process: the median of 11 warm steps of",
+        "ours and of 3 of theirs; shown is the median round, and the largest peak. The floor is the arithmetic of the products",
+        "(6 FLOP per position and weight, catalogue included) at the best of five large products in the same process.",
         "",
         "| dataset | lrurec s/step | authors' s/step | faster | lrurec peak | authors' peak | floor s/step | distance |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -265,7 +263,7 @@ def write(rows: list[dict[str, Any]], grown: dict[str, Any] | None, command: str
     if grown:
         lines += [
             "",
-            "How the step grows with the length of histories (8 windows, 1,000 items):",
+            "How the step grows with the length of histories (8 windows, 1,000 items; best of three steps):",
             "",
             "| length | s/step | us per position |",
             "|---:|---:|---:|",
@@ -273,7 +271,7 @@ def write(rows: list[dict[str, Any]], grown: dict[str, Any] | None, command: str
         lines += [f"| {g['length']:,} | {g['seconds']:.4f} | {g['us_per_position']:.2f} |" for g in grown["length"]]
         lines += [
             "",
-            "And with the catalogue (8 windows of 50):",
+            "And with the catalogue (8 windows of 50; best of three steps):",
             "",
             "| items | s/step | ns per position and item |",
             "|---:|---:|---:|",

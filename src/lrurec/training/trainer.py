@@ -26,7 +26,6 @@ from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
-from lrurec.training.memory import keep_buffers
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 
@@ -129,7 +128,6 @@ class Trainer:
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
         t = self.config.training
-        keep_buffers()
         while self.step < self.steps and not self.stopped:
             started = time.perf_counter()
             loss, count = self._one_step()
