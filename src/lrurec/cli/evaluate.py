@@ -3,11 +3,17 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import progress_bar, table
 from lrurec.cli.parts import need
+
+if TYPE_CHECKING:
+    from lrurec.data.dataset import Dataset
+    from lrurec.data.split import Split
+    from lrurec.models.lrurec import LRURec
+    from lrurec.training.run import Run
 
 
 def add(commands: Commands) -> None:
@@ -30,37 +36,39 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    import lrurec
-    from lrurec.data.progress import counted
     from lrurec.evaluation.metrics import summary
-    from lrurec.evaluation.ranking import rank
-    from lrurec.evaluation.report import full_report, training_counts
     from lrurec.evaluation.sanity import sanity_ranks
     from lrurec.training.run import Run
 
     opened = Run.open(Path(options.path))
-    dataset = opened.dataset(options.dataset)
-    model = opened.model(options.checkpoint)
-    split = lrurec.leave_last_out(dataset)
-    targets = split.test if options.split == "test" else split.valid
     ks = options.ks or [10, 20]
-    t = opened.config.training
-    with progress_bar() as progress:
-        ranking = rank(
-            model,
-            targets,
-            t.max_length,
-            top=max(ks),
-            device=t.device,
-            progress=counted(progress, "ranking", len(targets)),
-        )
-    report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks)
-    report |= {"split": options.split, "checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
+    dataset, model = opened.dataset(options.dataset), opened.model(options.checkpoint)
+    split, report = examine(opened, dataset, model, options.split, ks)
+    report |= {"checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
     if options.baselines:
-        ranks = sanity_ranks(split, targets, dataset.n_items, t.max_length)
+        targets = split.test if options.split == "test" else split.valid
+        ranks = sanity_ranks(split, targets, dataset.n_items, opened.config.training.max_length)
         report["baselines"] = {name: summary(r, ks) for name, r in ranks.items()}
     print(json.dumps(report, indent=1) if options.json else _told(report, ks))
     return 0
+
+
+def examine(
+    opened: "Run", dataset: "Dataset", model: "LRURec", part: str, ks: list[int]
+) -> "tuple[Split, dict[str, Any]]":
+    """Rank a part of the split, with a progress bar; gives the split and the full report."""
+    from lrurec.data.progress import counted
+    from lrurec.data.split import leave_last_out
+    from lrurec.evaluation.ranking import rank
+    from lrurec.evaluation.report import full_report, training_counts
+
+    split = leave_last_out(dataset)
+    targets = split.test if part == "test" else split.valid
+    t = opened.config.training
+    with progress_bar() as progress:
+        shown = counted(progress, "ranking", len(targets))
+        ranking = rank(model, targets, t.max_length, top=max(ks), device=t.device, progress=shown)
+    return split, full_report(ranking, targets, training_counts(split, dataset.n_items), ks) | {"split": part}
 
 
 def _told(report: dict[str, Any], ks: list[int]) -> str:

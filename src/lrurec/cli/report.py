@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from lrurec.cli.arguments import Commands
-from lrurec.cli.console import progress_bar
+from lrurec.cli.evaluate import examine
 from lrurec.cli.parts import need
 from lrurec.errors import FolderError
 
@@ -25,22 +25,13 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    import lrurec
-    from lrurec.data.progress import counted
-    from lrurec.evaluation.ranking import rank
-    from lrurec.evaluation.report import full_report, training_counts
     from lrurec.training.report import page
     from lrurec.training.run import Run
     from lrurec.training.trainer import METRICS
 
     opened = Run.open(Path(options.path))
     dataset, model = opened.dataset(options.dataset), opened.model("best")
-    split = lrurec.leave_last_out(dataset)
-    t = opened.config.training
-    with progress_bar() as progress:
-        shown = counted(progress, "ranking", len(split.test))
-        ranking = rank(model, split.test, t.max_length, top=10, device=t.device, progress=shown)
-    report = full_report(ranking, split.test, training_counts(split, dataset.n_items), [10, 20]) | {"split": "test"}
+    _, report = examine(opened, dataset, model, "test", [10, 20])
     lines = (opened.folder / METRICS).read_text().splitlines() if (opened.folder / METRICS).exists() else []
     text = page(
         f"{opened.folder.resolve().name}: LRURec on {dataset.path.resolve().name if dataset.path else 'a dataset'}",
