@@ -1,20 +1,29 @@
 """Losses over a large catalogue that never hold all scores. Knows vectors and targets, not models.
 
-Cross entropy: for a block of positions small enough for the cache, scores, softmax and both gradients are computed
-at once, in the forward pass; the backward only scales them. On a CPU each thread takes blocks of its own.
+Cross entropy: scores, softmax and all gradients are computed at once, in the forward pass; the backward only scales
+them. On a CPU a group of positions meets the catalogue in tiles that fit the cache: first every tile's product and
+its exponentials, then, with the sums known, the gradients from the same tiles. Small catalogues: each thread takes
+groups of its own. Large ones: each thread takes a part of the items, so that the table is read and its gradient
+written once per group, by one thread.
 """
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_CACHE = 2 << 20  # bytes of scores per block and thread on a CPU
-_MOST = 32 << 20  # ... and where so few positions would fit that reading the table costs more than the arithmetic
-_ROWS_ON_DEVICE = 2048
+from lrurec.nn.kernels import at_targets, exponentials, take_from_targets, weigh
+
+_TILE = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
+_FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
+_STORE = 64 << 20  # bytes of exponentials per group of positions where items are shared out
+_SCORES_ON_DEVICE = 1 << 27  # scores at a time in plain torch
 
 
 def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -22,82 +31,198 @@ def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets
     return F.cross_entropy(hidden @ table.T + bias, targets)
 
 
-def block_rows(items: int, itemsize: int = 4) -> int:
-    """How many positions at a time: as many as keep their scores in the cache, or 32 if that is few, within bounds."""
-    row = items * itemsize
-    return max(min(256, _CACHE // row), min(32, max(4, _MOST // row)))
+def group_rows(items: int) -> int:
+    """How many positions meet the catalogue together: at least 64, or reading it costs more than the products."""
+    return 128 if items <= _FEW_ITEMS else min(256, max(64, _STORE // (4 * items)))
 
 
 @cache
 def _workers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="lrurec-loss")
+    return ThreadPoolExecutor(threads, "lrurec-loss", initializer=torch.set_num_threads, initargs=(1,))
 
 
-def _work(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, rows: int, gradients: bool, scale: float
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Sum of the losses of some positions, and scaled gradients of hidden, table and bias."""
-    dtype = hidden.dtype
-    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    d_hidden = torch.empty_like(hidden) if gradients else None
-    d_table = torch.zeros_like(table) if gradients else None
-    d_bias = torch.zeros_like(bias) if gradients else None
-    buffer = torch.empty(rows, len(table), dtype=dtype, device=hidden.device)
+def _at_once(work: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list[Any]:
+    """The results of the parts, in order, each computed on one thread."""
+
+    def quietly(part: Any) -> Any:
+        with torch.no_grad():
+            return work(part)
+
+    parts = list(parts)
+    return list(_workers(threads).map(quietly, parts)) if len(parts) > 1 else [work(part) for part in parts]
+
+
+class _Group:
+    """Some positions against the items of one part of the catalogue, tile by tile."""
+
+    def __init__(self, table: Tensor, bias: Tensor, rows: int) -> None:
+        self.table, self.bias = table, bias
+        self.tiles = [(k, min(k + _TILE, len(table))) for k in range(0, len(table), _TILE)]
+        self.store = torch.empty(rows * len(table))
+        self.references = np.empty((len(self.tiles), rows), np.float32)
+
+    def _tile(self, rows: int, start: int, stop: int) -> Tensor:
+        return self.store[start * rows : stop * rows].view(rows, stop - start)
+
+    def sums(self, hidden: Tensor) -> tuple[Any, Any]:
+        """(largest score, sum of exponentials relative to it) per position; the exponentials stay in the store."""
+        rows = len(hidden)
+        largest, total = np.full(rows, -3e38, np.float32), np.zeros(rows, np.float32)
+        bias = self.bias.numpy()
+        for k, (start, stop) in enumerate(self.tiles):
+            scores = torch.mm(hidden, self.table[start:stop].T, out=self._tile(rows, start, stop))
+            exponentials(scores.numpy(), bias[start:stop], largest, total, self.references[k, :rows])
+        return largest, total
+
+    def gradients(
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+    ) -> None:
+        """Add the gradients of the log of the sums, weighed per position."""
+        rows, sums = len(hidden), d_bias.numpy()
+        for k, (start, stop) in enumerate(self.tiles):
+            p = self._tile(rows, start, stop)
+            weigh(p.numpy(), self.references[k, :rows], largest, weight, sums[start:stop])
+            d_hidden.addmm_(p, self.table[start:stop])
+            d_table[start:stop].addmm_(p.T, hidden)
+
+
+Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
+
+
+def _share_positions(
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+) -> tuple[Tensor, Gradients | None]:
+    """Every thread takes groups of positions and gathers the gradients of the table for itself."""
+    count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
+    share = max(1, -(-count // (threads * rows))) * rows
+    losses = torch.empty(count)
+    d_hidden = torch.zeros_like(hidden) if gradients else hidden[:0]
+
+    def work(begin: int) -> tuple[Tensor, Tensor]:
+        group = _Group(table, bias, min(rows, count))
+        d_table, d_bias = (torch.zeros_like(table), torch.zeros_like(bias)) if gradients else (table, bias)
+        end = min(begin + share, count)
+        for start in range(begin, end, rows):
+            span = slice(start, min(start + rows, end))
+            largest, total = group.sums(hidden[span])
+            losses[span] = _log_sums(largest, total)
+            if gradients:
+                group.gradients(hidden[span], largest, scale / total, d_hidden[span], d_table, d_bias)
+        mine = slice(begin, end)
+        _meet_targets(
+            hidden[mine],
+            table,
+            bias,
+            targets[mine],
+            scale,
+            losses[mine],
+            gradients and (d_hidden[mine], d_table, d_bias),
+        )
+        return d_table, d_bias
+
+    parts = _at_once(work, range(0, max(count, 1), share), threads)
+    if not gradients:
+        return losses, None
+    return losses, (d_hidden, _sum([p[0] for p in parts]), _sum([p[1] for p in parts]))
+
+
+def _share_items(
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+) -> tuple[Tensor, Gradients | None]:
+    """Every thread takes a part of the items; all meet the same group of positions."""
+    count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
+    bounds = np.linspace(0, len(table), threads + 1).astype(int)
+    parts = [slice(int(a), int(b)) for a, b in pairwise(bounds)]
+    groups = [_Group(table[part], bias[part], min(rows, count)) for part in parts]
+    losses = torch.empty(count)
+    d_hidden = torch.zeros(len(parts) if gradients else 0, *hidden.shape)
+    d_table, d_bias = (torch.empty_like(table), torch.empty_like(bias)) if gradients else (table, bias)
+    for start in range(0, count, rows):
+        span = slice(start, min(start + rows, count))
+        found = _at_once(lambda group, h=hidden[span]: group.sums(h), groups, threads)  # type: ignore[misc]
+        largest = np.max([m for m, _ in found], 0)
+        total = np.sum([z * np.exp(m - largest) for m, z in found], 0)
+        losses[span] = _log_sums(largest, total)
+        if gradients:
+
+            def work(k: int, span: slice = span, largest: Any = largest, weight: Any = scale / total) -> None:
+                if span.start == 0:
+                    d_table[parts[k]].zero_()
+                    d_bias[parts[k]].zero_()
+                groups[k].gradients(
+                    hidden[span], largest, weight, d_hidden[k, span], d_table[parts[k]], d_bias[parts[k]]
+                )
+
+            _at_once(work, range(len(parts)), threads)
+    summed = d_hidden.sum(0) if gradients else hidden
+    _meet_targets(hidden, table, bias, targets, scale, losses, gradients and (summed, d_table, d_bias))
+    return losses, (summed, d_table, d_bias) if gradients else None
+
+
+def _log_sums(largest: Any, total: Any) -> Tensor:
+    return torch.from_numpy(largest + np.log(total))
+
+
+def _meet_targets(
+    hidden: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    scale: float,
+    losses: Tensor,
+    gradients: Gradients | bool,
+) -> None:
+    """Take the scores of the targets from the losses, and their gradients from the gradients."""
+    h, e, y = hidden.numpy(), table.numpy(), targets.numpy()
+    own = np.empty(len(h), np.float32)
+    at_targets(h, e, bias.numpy(), y, own)
+    losses.sub_(torch.from_numpy(own))
+    if isinstance(gradients, tuple):
+        take_from_targets(h, e, y, np.float32(scale), *(g.numpy() for g in gradients))
+
+
+def _in_blocks(
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+) -> tuple[Tensor, Gradients | None]:
+    """The same in plain torch: any device, any precision."""
+    losses = torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
+    d_hidden, d_table, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+    rows = max(16, min(2048, _SCORES_ON_DEVICE // len(table)))
     for start in range(0, len(hidden), rows):
-        h, y = hidden[start : start + rows], targets[start : start + rows, None]
-        s = torch.addmm(bias, h, table.T, out=buffer[: len(h)])
+        span = slice(start, start + rows)
+        h, y = hidden[span], targets[span, None]
+        s = torch.addmm(bias, h, table.T)
         s.sub_(s.amax(1, keepdim=True))
         at_target = s.gather(1, y)
         s.exp_()
         z = s.sum(1, keepdim=True)
-        total += (z.log() - at_target).sum()
-        if d_hidden is not None and d_table is not None and d_bias is not None:
+        losses[span] = (z.log() - at_target)[:, 0]
+        if gradients:
             s.mul_(scale / z)
             s.scatter_add_(1, y, s.new_full((len(h), 1), -scale))
-            torch.mm(s, table, out=d_hidden[start : start + rows])
+            torch.mm(s, table, out=d_hidden[span])
             d_table.addmm_(s.T, h)
             d_bias += s.sum(0)
-    return total, d_hidden, d_table, d_bias
-
-
-def _on_one_thread(*arguments: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    torch.set_num_threads(1)  # of this worker alone
-    with torch.no_grad():
-        return _work(*arguments)
+    return losses, (d_hidden, d_table, d_bias) if gradients else None
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool) -> Tensor:
         hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
-        count = len(hidden)
-        scale = 1.0 / max(count, 1)
-        threads = torch.get_num_threads() if hidden.device.type == "cpu" else 1
-        rows = (
-            block_rows(len(table), hidden.element_size())
-            if threads > 1 or hidden.device.type == "cpu"
-            else _ROWS_ON_DEVICE
-        )
-        if threads == 1 or count <= rows:
-            parts = [_work(hidden, table, bias, targets, rows, gradients, scale)]
-        else:
-            share = -(-count // (threads * rows)) * rows
-            spans = [slice(k, min(k + share, count)) for k in range(0, count, share)]
-            jobs = [
-                _workers(threads).submit(_on_one_thread, hidden[s], table, bias, targets[s], rows, gradients, scale)
-                for s in spans
-            ]
-            parts = [job.result() for job in jobs]
-        if gradients:
-            d_hidden = torch.cat([p[1] for p in parts if p[1] is not None])
-            d_table = _sum([p[2] for p in parts if p[2] is not None])
-            d_bias = _sum([p[3] for p in parts if p[3] is not None])
-            ctx.save_for_backward(d_hidden, d_table, d_bias)
-        return _sum([p[0] for p in parts]).mul_(scale).to(hidden.dtype)
+        compiled = hidden.device.type == "cpu" and hidden.dtype == torch.float32
+        few = len(table) <= _FEW_ITEMS
+        work = (_share_positions if few else _share_items) if compiled else _in_blocks
+        losses, found = work(hidden, table, bias, targets, gradients, 1.0 / max(len(hidden), 1))
+        if found is not None:
+            ctx.save_for_backward(*found)
+        return losses.mean(dtype=torch.float64).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         d_hidden, d_table, d_bias = ctx.saved_tensors
+        if grad.device.type == "cpu" and float(grad) == 1.0:  # the common case: no pass over the table
+            return d_hidden, d_table, d_bias, None, None
         return d_hidden * grad, d_table * grad, d_bias * grad, None, None
 
 

@@ -74,7 +74,7 @@ def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW
         is_recurrence = leaf == "log" and not config.decay_recurrence
         (spared if is_bias or is_recurrence else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9, fused=True)
 
 
 class Trainer:
