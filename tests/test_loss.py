@@ -64,6 +64,19 @@ def test_a_real_catalogue_agrees_with_torch() -> None:
     check(150, 3_416, 2, 0, torch.float32, 2e-5)
 
 
+@pytest.mark.parametrize("items", [40, 20_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_half_precision_is_near(items: int, dtype: torch.dtype) -> None:
+    """Products in bfloat16 keep 8 bits: the loss to 1%, the gradients in direction and size."""
+    h, e, b, y = case(300, items, dtype)
+    found, expected = cross_entropy(h, e, b, y, half=True), cross_entropy_reference(h, e, b, y)
+    assert found.dtype == dtype
+    assert torch.allclose(found, expected, rtol=0.01)
+    gradients = torch.autograd.grad(found, (h, e, b)), torch.autograd.grad(expected, (h, e, b))
+    for a, c in zip(*gradients, strict=True):
+        assert float((a - c).norm() / c.norm()) < 0.02
+
+
 def test_nothing_to_predict() -> None:
     h, e, b, y = case(0, 5, torch.float32)
     assert torch.isnan(cross_entropy(h, e, b, y))  # as in torch: a mean of nothing

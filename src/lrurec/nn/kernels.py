@@ -116,3 +116,57 @@ def take_from_targets(
         for d in range(width):
             d_hidden[i, d] -= scale * table[y, d]
             d_table[y, d] -= scale * hidden[i, d]
+
+
+# The same on 16-bit floats (bfloat16: the upper half of a float), which numpy holds as int16.
+
+
+@numba.njit(inline="always", cache=True)
+def _widened(half: Any) -> Any:
+    return _as_float(i4(i4(half) << i4(16)))
+
+
+@numba.njit(inline="always", cache=True)
+def _halved(value: Any) -> Any:
+    """Rounded to the nearest, to even in the middle."""
+    bits = _as_bits(value)
+    return np.int16(i4(bits + i4(0x7FFF) + i4(i4(bits >> i4(16)) & i4(1))) >> i4(16))
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def exponentials16(scores: Any, bias: Any, largest: Any, total: Any, reference: Any) -> None:
+    """`exponentials` of 16-bit scores; the sums are those of the rounded values."""
+    rows, width = scores.shape
+    for i in range(rows):
+        most = _LOWEST
+        for j in range(width):
+            most = max(most, _ordered(_as_bits(f4(_widened(scores[i, j]) + bias[j]))))
+        old, new = largest[i], _as_float(_ordered(most))
+        new = old if old > new else new
+        s = f4(0)
+        for j in range(width):
+            half = _halved(_exp(f4(_widened(scores[i, j]) + bias[j] - new)))
+            scores[i, j] = half
+            s += _widened(half)
+        total[i] = f4(total[i] * _exp(f4(old - new)) + s)
+        largest[i] = reference[i] = new
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def column_sums16(values: Any, weight: Any, sums: Any) -> None:
+    """Add the columns of values [R, W], weighed per row, to `sums` [W]."""
+    rows, width = values.shape
+    for i in range(rows):
+        w = weight[i]
+        for j in range(width):
+            sums[j] += w * _widened(values[i, j])
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def add_rows16(values: Any, weight: Any, out: Any) -> None:
+    """out [R, W] += weight [R] * values."""
+    rows, width = values.shape
+    for i in range(rows):
+        w = weight[i]
+        for j in range(width):
+            out[i, j] += w * _widened(values[i, j])

@@ -5,6 +5,9 @@ them. On a CPU a group of positions meets the catalogue in tiles that fit the ca
 its exponentials, then, with the sums known, the gradients from the same tiles. Small catalogues: each thread takes
 groups of its own. Large ones: each thread takes a part of the items, so that the table is read and its gradient
 written once per group, by one thread.
+
+With `half`, the products are taken in bfloat16 and everything is summed in float32: about twice as fast on a processor
+(or GPU) that multiplies bfloat16, for scores that are off by up to 0.4%.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrurec.nn.kernels import at_targets, exponentials, take_from_targets, weigh
+from lrurec.nn.kernels import (
+    add_rows16,
+    at_targets,
+    column_sums16,
+    exponentials,
+    exponentials16,
+    take_from_targets,
+    weigh,
+)
 
 _TILE = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
 _FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
@@ -55,10 +66,12 @@ def _at_once(work: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> 
 class _Group:
     """Some positions against the items of one part of the catalogue, tile by tile."""
 
+    dtype = torch.float32
+
     def __init__(self, table: Tensor, bias: Tensor, rows: int) -> None:
-        self.table, self.bias = table, bias
+        self.table, self.bias = table.to(self.dtype), bias
         self.tiles = [(k, min(k + _TILE, len(table))) for k in range(0, len(table), _TILE)]
-        self.store = torch.empty(rows * len(table))
+        self.store = torch.empty(rows * len(table), dtype=self.dtype)
         self.references = np.empty((len(self.tiles), rows), np.float32)
 
     def _tile(self, rows: int, start: int, stop: int) -> Tensor:
@@ -66,13 +79,16 @@ class _Group:
 
     def sums(self, hidden: Tensor) -> tuple[Any, Any]:
         """(largest score, sum of exponentials relative to it) per position; the exponentials stay in the store."""
-        rows = len(hidden)
+        rows, hidden = len(hidden), hidden.to(self.dtype)
         largest, total = np.full(rows, -3e38, np.float32), np.zeros(rows, np.float32)
         bias = self.bias.numpy()
         for k, (start, stop) in enumerate(self.tiles):
             scores = torch.mm(hidden, self.table[start:stop].T, out=self._tile(rows, start, stop))
-            exponentials(scores.numpy(), bias[start:stop], largest, total, self.references[k, :rows])
+            self._exponentials(scores, bias[start:stop], largest, total, self.references[k, :rows])
         return largest, total
+
+    def _exponentials(self, scores: Tensor, *others: Any) -> None:
+        exponentials(scores.numpy(), *others)
 
     def gradients(
         self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
@@ -86,20 +102,43 @@ class _Group:
             d_table[start:stop].addmm_(p.T, hidden)
 
 
+class _HalfGroup(_Group):
+    """The same with products of bfloat16."""
+
+    dtype = torch.bfloat16
+
+    def _exponentials(self, scores: Tensor, *others: Any) -> None:
+        exponentials16(scores.view(torch.int16).numpy(), *others)
+
+    def gradients(
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+    ) -> None:
+        rows, sums, ones = len(hidden), d_bias.numpy(), np.ones(_TILE, np.float32)
+        for k, (start, stop) in enumerate(self.tiles):
+            p = self._tile(rows, start, stop)
+            w = weight * np.exp(self.references[k, :rows] - largest)
+            column_sums16(p.view(torch.int16).numpy(), w, sums[start:stop])
+            to_hidden = torch.mm(p, self.table[start:stop])
+            add_rows16(to_hidden.view(torch.int16).numpy(), w, d_hidden.numpy())
+            to_table = torch.mm(p.T, (hidden * torch.from_numpy(w)[:, None]).to(self.dtype))
+            add_rows16(to_table.view(torch.int16).numpy(), ones, d_table[start:stop].numpy())
+
+
 Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
 
 
 def _share_positions(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
     count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
     share = max(1, -(-count // (threads * rows))) * rows
+    kind = _HalfGroup if half else _Group
     losses = torch.empty(count)
     d_hidden = torch.zeros_like(hidden) if gradients else hidden[:0]
 
     def work(begin: int) -> tuple[Tensor, Tensor]:
-        group = _Group(table, bias, min(rows, count))
+        group = kind(table, bias, min(rows, count))
         d_table, d_bias = (torch.zeros_like(table), torch.zeros_like(bias)) if gradients else (table, bias)
         end = min(begin + share, count)
         for start in range(begin, end, rows):
@@ -127,13 +166,14 @@ def _share_positions(
 
 
 def _share_items(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes a part of the items; all meet the same group of positions."""
     count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
+    kind = _HalfGroup if half else _Group
     bounds = np.linspace(0, len(table), threads + 1).astype(int)
     parts = [slice(int(a), int(b)) for a, b in pairwise(bounds)]
-    groups = [_Group(table[part], bias[part], min(rows, count)) for part in parts]
+    groups = _at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts, threads)
     losses = torch.empty(count)
     d_hidden = torch.zeros(len(parts) if gradients else 0, *hidden.shape)
     d_table, d_bias = (torch.empty_like(table), torch.empty_like(bias)) if gradients else (table, bias)
@@ -182,16 +222,18 @@ def _meet_targets(
 
 
 def _in_blocks(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """The same in plain torch: any device, any precision."""
     losses = torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
     d_hidden, d_table, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+    kind = torch.bfloat16 if half else hidden.dtype
+    items = table.to(kind)
     rows = max(16, min(2048, _SCORES_ON_DEVICE // len(table)))
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         h, y = hidden[span], targets[span, None]
-        s = torch.addmm(bias, h, table.T)
+        s = (h.to(kind) @ items.T).to(h.dtype).add_(bias)
         s.sub_(s.amax(1, keepdim=True))
         at_target = s.gather(1, y)
         s.exp_()
@@ -200,30 +242,32 @@ def _in_blocks(
         if gradients:
             s.mul_(scale / z)
             s.scatter_add_(1, y, s.new_full((len(h), 1), -scale))
-            torch.mm(s, table, out=d_hidden[span])
-            d_table.addmm_(s.T, h)
+            d_hidden[span] = s.to(kind) @ items
+            d_table += s.to(kind).T @ h.to(kind)
             d_bias += s.sum(0)
     return losses, (d_hidden, d_table, d_bias) if gradients else None
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, half: bool
+    ) -> Tensor:
         hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
         compiled = hidden.device.type == "cpu" and hidden.dtype == torch.float32
         few = len(table) <= _FEW_ITEMS
         work = (_share_positions if few else _share_items) if compiled else _in_blocks
-        losses, found = work(hidden, table, bias, targets, gradients, 1.0 / max(len(hidden), 1))
+        losses, found = work(hidden, table, bias, targets, gradients, 1.0 / max(len(hidden), 1), half)
         if found is not None:
             ctx.save_for_backward(*found)
         return losses.mean(dtype=torch.float64).to(hidden.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         d_hidden, d_table, d_bias = ctx.saved_tensors
         if grad.device.type == "cpu" and float(grad) == 1.0:  # the common case: no pass over the table
-            return d_hidden, d_table, d_bias, None, None
-        return d_hidden * grad, d_table * grad, d_bias * grad, None, None
+            return d_hidden, d_table, d_bias, None, None, None
+        return d_hidden * grad, d_table * grad, d_bias * grad, None, None, None
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
@@ -234,11 +278,11 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def cross_entropy(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """The mean over positions of -log softmax(table hidden + bias)[target], in cache-sized blocks."""
+def cross_entropy(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, half: bool = False) -> Tensor:
+    """The mean over positions of -log softmax(table hidden + bias)[target], in cache-sized tiles."""
     # Inside a Function nobody can see whether gradients are wanted at all.
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (hidden, table, bias))
-    result: Tensor = _CrossEntropy.apply(hidden.contiguous(), table, bias, targets, gradients)  # type: ignore[no-untyped-call]
+    result: Tensor = _CrossEntropy.apply(hidden.contiguous(), table, bias, targets, gradients, half)  # type: ignore[no-untyped-call]
     return result
 
 

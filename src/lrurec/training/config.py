@@ -28,10 +28,15 @@ class TrainingConfig:
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
+    precision: str = (
+        "float32"  # or bfloat16: the products of the loss, about twice as fast where the processor has them
+    )
 
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "one-cycle"):
             raise unknown("training.schedule", self.schedule, ["constant", "one-cycle"])
+        if self.precision not in ("float32", "bfloat16"):
+            raise unknown("training.precision", self.precision, ["float32", "bfloat16"])
         for name in ("max_length", "batch", "validate_every", "patience", "epochs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")

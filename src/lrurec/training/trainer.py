@@ -152,7 +152,7 @@ class Trainer:
             keys = Keys((t.seed << 32) + self.step)
             hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys)
             table, bias = self.model.item_table()
-            loss = cross_entropy(hidden, table, bias, targets)
+            loss = cross_entropy(hidden, table, bias, targets, half=t.precision == "bfloat16")
             self.optimizer.zero_grad()
             loss.backward()
         except (MemoryError, torch.OutOfMemoryError):
