@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from lrurec.errors import SettingsError
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.feedforward import PFFN
+from lrurec.nn.fused import Weights, fused_block
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.lru import LRU
 
@@ -55,7 +56,24 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
 
     def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None) -> Tensor:
+        if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
+            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys)
+            return fused
         return self._after(x, self.lru(x, offsets), keys)
+
+    @property
+    def _is_plain(self) -> bool:
+        """The block as published: what the fused function computes."""
+        c = self.config
+        return c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
+
+    def _weights(self) -> Weights:
+        lru, pffn, first, second = self.lru, self.pffn, self.norm1, self.norm2
+        assert pffn and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
+        return Weights(
+            lru.eigenvalues(), *lru.scaled(), lru.c_weight, lru.c_bias, first.weight, first.bias,
+            pffn.w1, pffn.b1, pffn.w2, pffn.b2, second.weight, second.bias,
+        )  # fmt: skip
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         state, y = self.lru.step(state, x)

@@ -46,10 +46,11 @@ def mask_reference(count: int, rate: float, key: int, device: torch.device) -> T
     z = ((z ^ (z >> 16)) * 0x7FEB352D) & word
     z = ((z ^ (z >> 15)) * 0x846CA68B) & word
     z = z ^ (z >> 16)
-    return z >= _limit(rate)
+    return z >= limit_of(rate)
 
 
-def _limit(rate: float) -> int:
+def limit_of(rate: float) -> int:
+    """An element stays if its hash is not below this."""
     return min(int(rate * 2.0**32), 2**32 - 1)
 
 
@@ -61,7 +62,11 @@ def _apply(x: Tensor, rate: float, key: int) -> Tensor:
     out = torch.empty_like(flat)
     kind = np.dtype(flat.detach().numpy().dtype).type
     _masked(
-        flat.detach().numpy().reshape(-1), np.uint32(key), np.uint32(_limit(rate)), kind(scale), out.numpy().reshape(-1)
+        flat.detach().numpy().reshape(-1),
+        np.uint32(key),
+        np.uint32(limit_of(rate)),
+        kind(scale),
+        out.numpy().reshape(-1),
     )
     return out
 

@@ -34,11 +34,14 @@ class LRU(nn.Module):
         radius = torch.exp(-nu)
         return torch.stack([radius * torch.cos(theta), radius * torch.sin(theta)])
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """exp(gamma_log) * B x: [N, 2, C]. Scaling B costs less than scaling what comes out of it."""
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """exp(gamma_log) * B and its bias: scaling B costs less than scaling what comes out of it."""
         gamma = self.log[2].exp().repeat(2)
-        u = F.linear(x, self.b_weight * gamma[:, None], self.b_bias * gamma)
-        return u.view(-1, 2, self.channels)
+        return self.b_weight * gamma[:, None], self.b_bias * gamma
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """exp(gamma_log) * B x: [N, 2, C]."""
+        return F.linear(x, *self.scaled()).view(-1, 2, self.channels)
 
     def outputs(self, h: Tensor) -> Tensor:
         """Re(C h): [N, width]. The rows of `c_weight` hold the real and the negated imaginary parts."""

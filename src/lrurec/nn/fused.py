@@ -1,0 +1,189 @@
+"""The whole LRURec block in one function on a CPU. Knows arrays, not modules.
+
+    z   = LayerNorm(Dropout(Re(C h) + c) + x),   h_k = Lambda h_{k-1} + B x_k + b
+    out = LayerNorm(Dropout(W2 Dropout(GELU(W1 z + b1)) + b2) + z)
+
+The obvious twin is `Block.forward` in plain torch (lrurec.models.lrurec), where every operation reads and writes the
+whole batch. Here each thread takes whole sequences, a few hundred positions at a time, through all operations while
+they are in the cache; the backward is derived by hand, and computes again what is cheaper than to keep.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrurec.nn import kernels
+from lrurec.nn.dropout import Keys, limit_of
+
+_PIECE = 512  # positions at a time
+
+
+class Weights(NamedTuple):
+    """What a block learns, as the recurrence uses it: gamma is already part of B and b."""
+
+    lam: Tensor  # [2, C]
+    b_weight: Tensor
+    b_bias: Tensor
+    c_weight: Tensor
+    c_bias: Tensor
+    gain1: Tensor
+    shift1: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+    gain2: Tensor
+    shift2: Tensor
+
+
+class _Dropping(NamedTuple):
+    """Dropout behind the recurrence, inside and behind the feed-forward network."""
+
+    mixed: Any
+    inner: Any
+    outer: Any
+    limit: Any
+    scale: Any
+
+    @classmethod
+    def of(cls, rate: float, keys: Keys | None) -> "_Dropping":
+        if keys is None or rate == 0.0:
+            zero = np.uint32(0)
+            return cls(zero, zero, zero, zero, np.float32(1.0))
+        mixed, inner, outer = (np.uint32(keys.next()) for _ in range(3))
+        return cls(mixed, inner, outer, np.uint32(limit_of(rate)), np.float32(1.0 / (1.0 - rate)))
+
+
+class _Kept(NamedTuple):
+    """What the backward needs of the forward, for all positions."""
+
+    x: Tensor
+    h: Tensor
+    norm1: Tensor
+    spread1: Tensor
+    inner: Tensor
+    norm2: Tensor
+    spread2: Tensor
+
+
+@cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "lrurec-block", initializer=torch.set_num_threads, initargs=(1,))
+
+
+def _pieces(offsets: Any, threads: int) -> list[list[slice]]:
+    """For each thread the rows of its sequences, piece by piece, in order."""
+    marks = np.linspace(0, offsets[-1], threads + 1)[1:-1]
+    inner = offsets[np.searchsorted(offsets, marks)]
+    shares = pairwise([0, *inner.tolist(), int(offsets[-1])])
+    return [[slice(k, min(k + _PIECE, stop)) for k in range(start, stop, _PIECE)] for start, stop in shares]
+
+
+def _forward(pieces: list[slice], w: Weights, kept: _Kept, opens: Any, drop: _Dropping, out: Tensor) -> None:
+    """Some pieces of the batch, in order, on one thread."""
+    lam, width = w.lam.numpy(), kept.x.shape[1]
+    gain1, shift1, gain2, shift2 = (t.numpy() for t in (w.gain1, w.shift1, w.gain2, w.shift2))
+    inside = len(w.b1)
+    for rows in pieces:
+        start, x = rows.start, kept.x[rows]
+        torch.addmm(w.b_bias, x, w.b_weight.T, out=kept.h[rows])
+        kernels.recur(kept.h.numpy(), lam, opens, start, rows.stop)
+        y = torch.addmm(w.c_bias, kept.h[rows], w.c_weight.T)
+        z = torch.empty_like(x)
+        numbers = (start * width, drop.mixed, drop.limit, drop.scale)
+        arrays = kept.norm1[rows].numpy(), kept.spread1[rows].numpy()
+        kernels.add_and_normalise(y.numpy(), x.numpy(), *numbers, gain1, shift1, *arrays, z.numpy())
+        a = torch.addmm(w.b1, z, w.w1.T, out=kept.inner[rows])
+        g = torch.empty_like(a)
+        kernels.gelu(a.numpy(), start * inside, drop.inner, drop.limit, drop.scale, g.numpy())
+        y = torch.addmm(w.b2, g, w.w2.T)
+        numbers = (start * width, drop.outer, drop.limit, drop.scale)
+        arrays = kept.norm2[rows].numpy(), kept.spread2[rows].numpy()
+        kernels.add_and_normalise(y.numpy(), z.numpy(), *numbers, gain2, shift2, *arrays, out[rows].numpy())
+
+
+def _backward(
+    pieces: list[slice], w: Weights, kept: _Kept, opens: Any, drop: _Dropping, grad: Tensor, d_x: Tensor
+) -> Weights:
+    """Some pieces, the last first, on one thread: writes the gradient of x, gives the share of the weights'."""
+    d = Weights(*(torch.zeros_like(t) for t in w))
+    sums = np.zeros(w.lam.shape)
+    lam, width, inside = w.lam.numpy(), kept.x.shape[1], len(w.b1)
+    carry = np.empty(2 * lam.shape[1], np.float32)
+    for rows in reversed(pieces):
+        start = rows.start
+        h, a = kept.h[rows], kept.inner[rows]
+        d_z, d_y = torch.empty_like(grad[rows]), torch.empty_like(grad[rows])
+        kernels.normalise_backward(
+            grad[rows].numpy(), kept.norm2[rows].numpy(), kept.spread2[rows].numpy(), w.gain2.numpy(),
+            start * width, drop.outer, drop.limit, drop.scale,
+            d.gain2.numpy(), d.shift2.numpy(), d_z.numpy(), d_y.numpy(), d.b2.numpy(),
+        )  # fmt: skip
+        d_a, g = torch.mm(d_y, w.w2), torch.empty_like(a)
+        numbers = (start * inside, drop.inner, drop.limit, drop.scale)
+        kernels.gelu_backward(a.numpy(), d_a.numpy(), *numbers, g.numpy(), d.b1.numpy())
+        d.w2.addmm_(d_y.T, g)
+        d.w1.addmm_(d_a.T, torch.addcmul(w.shift1, kept.norm1[rows], w.gain1))
+        d_z.addmm_(d_a, w.w1)
+        kernels.normalise_backward(
+            d_z.numpy(), kept.norm1[rows].numpy(), kept.spread1[rows].numpy(), w.gain1.numpy(),
+            start * width, drop.mixed, drop.limit, drop.scale,
+            d.gain1.numpy(), d.shift1.numpy(), d_x[rows].numpy(), d_y.numpy(), d.c_bias.numpy(),
+        )  # fmt: skip
+        d.c_weight.addmm_(d_y.T, h)
+        d_h = torch.mm(d_y, w.c_weight)
+        kernels.recur_backward(d_h.numpy(), kept.h.numpy(), lam, opens, start, carry, sums, d.b_bias.numpy())
+        d.b_weight.addmm_(d_h.T, kept.x[rows])
+        d_x[rows].addmm_(d_h, w.b_weight)
+    return d._replace(lam=torch.from_numpy(sums).to(w.lam.dtype))
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, offsets: Tensor, drop: _Dropping, *weights: Tensor) -> Tensor:
+        x, w = x.detach().contiguous(), Weights(*(t.detach().contiguous() for t in weights))
+        n, width = x.shape
+        kept = _Kept(
+            x, torch.empty(n, len(w.b_bias)),
+            torch.empty(n, width), torch.empty(n), torch.empty(n, len(w.b1)), torch.empty(n, width), torch.empty(n),
+        )  # fmt: skip
+        bounds = offsets.numpy()
+        opens = np.zeros(n + 1, np.uint8)
+        opens[bounds] = 1
+        threads = torch.get_num_threads()
+        ctx.parts, out = _pieces(bounds, threads), torch.empty_like(x)
+        _share_out(threads, [(_forward, part, w, kept, opens, drop, out) for part in ctx.parts])
+        ctx.drop, ctx.opens = drop, opens
+        ctx.save_for_backward(*kept, *w)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        kept, w = _Kept(*saved[: len(_Kept._fields)]), Weights(*saved[len(_Kept._fields) :])
+        grad, d_x = grad.contiguous(), torch.empty_like(grad)
+        jobs = [(_backward, part, w, kept, ctx.opens, ctx.drop, grad, d_x) for part in ctx.parts]
+        shares = _share_out(torch.get_num_threads(), jobs)
+        return (d_x, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
+
+
+def _share_out(threads: int, jobs: list[Any]) -> list[Any]:
+    """The results of the jobs (function, arguments...), each computed on one thread."""
+
+    def quietly(job: Any) -> Any:
+        with torch.no_grad():
+            return job[0](*job[1:])
+
+    return list(_workers(threads).map(quietly, jobs)) if threads > 1 else [quietly(job) for job in jobs]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is
+def fused_block(x: Tensor, offsets: Tensor, weights: Weights, rate: float, keys: Keys | None) -> Tensor:
+    """The block over packed sequences [N, width]; with keys, dropout is on."""
+    result: Tensor = _Block.apply(x, offsets, _Dropping.of(rate, keys), *weights)  # type: ignore[no-untyped-call]
+    return result
