@@ -8,7 +8,6 @@ process of its own, taking turns. Tables go to results/train.md and results/trai
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -31,6 +30,7 @@ from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
 from lrurec.training.trainer import build, optimizer_for
 from measure import machine
+from peer import peer_model
 
 ROOT = Path(__file__).parents[1]
 DATASETS = {"ml-1m": ("ml-1m/ml-1m.txt.gz", 200, 0.2), "beauty": ("beauty/beauty.txt.gz", 50, 0.6)}
@@ -79,20 +79,8 @@ class Peer:
     """A step of the authors' code, on the same windows, padded as it wants them."""
 
     def __init__(self, windows: Windows, items: int, length: int, dropout: float, path: str) -> None:
-        spec = importlib.util.spec_from_file_location("peer_model", Path(path) / "model" / "lru.py")
-        assert spec and spec.loader
-        module: Any = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        shape = argparse.Namespace(
-            num_items=items,
-            bert_hidden_units=64,
-            bert_num_blocks=2,
-            bert_dropout=dropout,
-            bert_attn_dropout=dropout,
-            dataset_code="any",
-        )
         self.windows, self.sampler, self.length = windows, Sampler(len(windows), 128, 0), length
-        self.model = module.LRU(shape)
+        self.model = peer_model(path, items, dropout)
         plain = ("bias", "layer_norm")
         named = list(self.model.named_parameters())
         groups = [

@@ -19,6 +19,7 @@ COMMANDS = [
     ["evaluate"],
     ["recommend"],
     ["report"],
+    ["import-checkpoint"],
     ["doctor"],
 ]
 

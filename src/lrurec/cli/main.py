@@ -23,6 +23,7 @@ examples:
   lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
+  lrurec import-checkpoint --help               a checkpoint of the authors' code to a run
   lrurec doctor                                 what this machine has
 """
 
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
         data_synth,
         doctor,
         evaluate,
+        import_checkpoint,
         prepare,
         recommend,
         report,
@@ -59,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add(commands)
     recommend.add(commands)
     report.add(commands)
+    import_checkpoint.add(commands)
     doctor.add(commands)
     return root
 

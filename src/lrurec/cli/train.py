@@ -65,6 +65,11 @@ def run(options: argparse.Namespace) -> int:
         if options.recipe or options.config or options.settings:
             raise SettingsError("a resumed run keeps its settings; leave out --recipe, --config and --set")
         made = Run.open(folder)
+        if "imported" in made.manifest:
+            raise SettingsError(
+                f"{folder} was imported and holds weights alone, so there is no training to go on with;"
+                " leave out --resume and choose another --out"
+            )
         dataset = made.dataset(options.dataset)
     else:
         config = config_for(options.recipe or "fast", options.config, options.settings)

@@ -1,6 +1,6 @@
 """The run folder: what was trained, on what, how, and how well. Knows files, not the loop.
 
-manifest.json       the dataset and its content id, versions, threads
+manifest.json       the dataset and its content id, versions, threads; where it was imported from, if it was
 config.toml         every setting
 metrics.jsonl       one line per validation
 best.safetensors    the weights with the best validation Recall@10
@@ -41,9 +41,16 @@ class Run:
     @classmethod
     def create(cls, folder: Path, dataset: Dataset, config: RunConfig) -> "Run":
         """A new run folder; one that already holds something is refused."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            more = "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";"
-            raise FolderError(f"{folder} already exists{more} choose another --out")
+        refuse_used(folder, "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return cls.begin(folder, dataset, config)
+        except OSError as error:
+            raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
+
+    @classmethod
+    def begin(cls, folder: Path, dataset: Dataset, config: RunConfig, **facts: object) -> "Run":
+        """Settings and manifest into an existing folder; `facts` are added to the manifest."""
         packages = ("torch", "numpy", "numba", "safetensors")
         manifest = {
             "format": f"lrurec-{KIND}",
@@ -61,13 +68,10 @@ class Run:
                 "threads": torch.get_num_threads(),
                 **{name: metadata.version(name) for name in packages},
             },
+            **facts,
         }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
-            write_json(folder / MANIFEST, manifest)
-        except OSError as error:
-            raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
+        (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        write_json(folder / MANIFEST, manifest)
         return cls(folder, manifest, config)
 
     @classmethod
@@ -98,6 +102,12 @@ class Run:
         model = build(self.manifest["dataset"]["counts"]["items"], self.config)
         restore_model(model, tensors)
         return model
+
+
+def refuse_used(folder: Path, or_else: str = ";") -> None:
+    """Refuse a folder that already holds something; `or_else` is what can be done besides choosing another."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FolderError(f"{folder} already exists{or_else} choose another --out")
 
 
 def write_json(path: Path, value: object) -> None:
