@@ -59,7 +59,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "training": {
             "schedule": "one-cycle",
             "learning_rate": 4e-3,
-            "steps": 4000,
+            "steps": 3500,
             "validate_every": 500,
             "patience": 1000,
         },

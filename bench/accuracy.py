@@ -1,0 +1,150 @@
+"""How good the trained model is: three seeds on ML-1M and on Beauty, and |lambda| with and without weight decay.
+
+    LRUREC_DATA=DIR python bench/accuracy.py --runs DIR [--only ml-1m]
+
+Every run is a plain `lrurec train`; it is kept in the folder after --runs, and one that is already there is not
+trained again (an unfinished one is resumed). The table is written to results/ after each run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lrurec
+from measure import machine
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dataset, the settings of its runs, and what the paper reports for it."""
+
+    file: str
+    settings: tuple[str, ...]
+    ndcg: float
+    recall: float
+    abs_lambda: tuple[float, float]
+
+
+CASES = {
+    "ml-1m": Case("ml-1m/ml-1m.txt.gz", ("training.max_length=200",), 0.19065, 0.32402, (0.39, 0.42)),
+    "beauty": Case(
+        "beauty/beauty.txt.gz",
+        (
+            "model.dropout=0.6",
+            "training.steps=10000",
+            "training.learning_rate=0.003",
+            "training.loss=sampled",
+            "training.negatives=4096",
+            "training.shared_negatives=true",
+        ),
+        0.03088,
+        0.05285,
+        (0.25, 0.31),
+    ),
+}
+SPARED = "training.decay_recurrence=false"
+
+
+def run_folder(name: str, runs: Path, seed: int, decayed: bool) -> Path:
+    return runs / f"{name}-{'decay' if decayed else 'no-decay'}-{seed}"
+
+
+def train(name: str, data: Path, runs: Path, seed: int, decayed: bool) -> dict[str, Any]:
+    """One run, or what is there of it."""
+    folder = run_folder(name, runs, seed, decayed)
+    result = folder / "result.json"
+    if not result.exists():
+        settings = [*CASES[name].settings, f"training.seed={seed}", *([] if decayed else [SPARED])]
+        options = [o for s in settings for o in ("--set", s)]
+        go_on = (folder / "manifest.json").exists()
+        command = [sys.executable, "-m", "lrurec.cli.main", "train", str(data), "--out", str(folder)]
+        subprocess.run([*command, *(["--resume"] if go_on else ["--recipe", "fast", *options])], check=True)
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found | {"dataset": name, "seed": seed, "decayed": decayed}
+
+
+def spread(values: list[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.4f}"
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    results = ROOT / "results"
+    (results / "accuracy.json").write_text(json.dumps({"machine": machine(), "runs": found}, indent=1) + "\n")
+    lines = [
+        "# Accuracy",
+        "",
+        f"`LRUREC_DATA=DIR python bench/accuracy.py --runs DIR` on {machine()}.",
+        "Test split, all items ranked, seen ones masked; the weights with the best validation Recall@10. Mean and standard",
+        "deviation over the seeds. The seconds are those of training with its validations, with whatever else ran on the machine.",
+        "",
+        "| dataset | seeds | NDCG@10 | paper | Recall@10 | paper | seconds |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    names = [n for n in CASES if any(r["dataset"] == n for r in found)]
+    for name in names:
+        rows, case = [r for r in found if r["dataset"] == name and r["decayed"]], CASES[name]
+        if rows:
+            seconds = ", ".join(f"{r['seconds']:,.0f}" for r in rows)
+            lines.append(
+                f"| {name} | {len(rows)} | {spread([r['test']['ndcg@10'] for r in rows])} | {case.ndcg:.4f}"
+                f" | {spread([r['test']['recall@10'] for r in rows])} | {case.recall:.4f} | {seconds} |"
+            )
+    lines += [
+        "",
+        "Each run:",
+        "",
+        "| dataset | seed | decay on nu, theta, gamma | steps | best at | NDCG@10 | Recall@10 |",
+    ]
+    lines.append("|---|---:|---|---:|---:|---:|---:|")
+    for r in found:
+        test = r["test"]
+        lines.append(
+            f"| {r['dataset']} | {r['seed']} | {'yes' if r['decayed'] else 'no'} | {r['steps']:,} | {r['best_step']:,}"
+            f" | {test['ndcg@10']:.4f} | {test['recall@10']:.4f} |"
+        )
+    lines += ["", "Average |lambda| of the two blocks (the paper's Table 5):", ""]
+    lines += ["| dataset | with decay | without decay | paper |", "|---|---:|---:|---:|"]
+    for name in names:
+        cells = []
+        for decayed in (True, False):
+            means = [r["mean_abs_lambda"] for r in found if r["dataset"] == name and r["decayed"] == decayed]
+            cells.append(" / ".join(spread(list(block)) for block in zip(*means, strict=True)) or "-")
+        first, second = CASES[name].abs_lambda
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {first:.2f} / {second:.2f} |")
+    lines += ["", "The settings beside `--recipe fast`:", ""]
+    lines += [f"- {name}: " + ", ".join(f"`{s}`" for s in CASES[name].settings) for name in names]
+    (results / "accuracy.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", required=True, type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=list(CASES), action="append")
+    options = parser.parse_args()
+    if "LRUREC_DATA" not in os.environ:
+        raise SystemExit("set LRUREC_DATA to the folder with ml-1m/ and beauty/")
+    found: list[dict[str, Any]] = []
+    for name, case in CASES.items():
+        data = options.runs / "data" / name
+        lrurec.load_events(Path(os.environ["LRUREC_DATA"]) / case.file, out=data, recipe="paper")
+        for seed, decayed in [*((s, True) for s in range(options.seeds)), (0, False)]:
+            wanted = not options.only or name in options.only
+            if not wanted and not (run_folder(name, options.runs, seed, decayed) / "result.json").exists():
+                continue
+            found.append(train(name, data, options.runs, seed, decayed))
+            write(found)
+
+
+if __name__ == "__main__":
+    main()
