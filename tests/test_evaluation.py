@@ -35,6 +35,12 @@ def test_ties_count_against_the_model(scores: list[list[int]], answer: int) -> N
         assert place == sum(s >= row[answer] for k, s in enumerate(row) if k != answer)
 
 
+def test_a_score_that_is_no_number_is_no_hit() -> None:
+    nan, low = float("nan"), float("-inf")
+    scores = torch.tensor([[nan, nan, nan], [nan, 1.0, 0.0], [low, low, 0.0]])
+    assert ranks_of(scores, torch.tensor([0, 1, 0])).tolist() == [2, 1, 2]
+
+
 def brute_force(model: LRURec, split: Split, longest: int, seen: bool) -> list[int]:
     """One history at a time, one item at a time."""
     table, bias = model.item_table()

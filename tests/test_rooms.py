@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "data": {"data"},
     "nn": {"nn"},
     "models": {"nn", "models"},
-    "evaluation": {"models", "data", "evaluation"},
+    "evaluation": {"models", "data", "evaluation", "nn"},
     "training": {"models", "data", "evaluation", "training", "nn"},
     "export": {"models", "data", "training"},
     "serving": {"serving"},

@@ -15,6 +15,7 @@ from lrurec.data.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.models.base import Model
+from lrurec.nn.kernels import at_least
 
 _SCORES = 1 << 25  # bytes of scores per block
 _EVENTS = 1 << 15  # events encoded together
@@ -60,9 +61,13 @@ def rank(
 
 
 def ranks_of(scores: Tensor, answers: Tensor) -> Tensor:
-    """How many other items score at least as high as each answer."""
+    """How many other items do not score below each answer; what is no number is above all."""
     own = scores.gather(1, answers[:, None])
-    return (scores >= own).sum(1) - 1
+    if scores.device.type != "cpu":
+        return (~(scores < own)).sum(1) - 1
+    counts = np.empty(len(scores), np.int64)
+    at_least(scores.numpy(), own[:, 0].numpy(), counts)
+    return torch.from_numpy(counts) - 1
 
 
 def encode_histories(model: Model, targets: Targets, first: int, last: int, max_length: int, device: str) -> Tensor:
