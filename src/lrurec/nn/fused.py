@@ -8,8 +8,6 @@ whole batch. Here each thread takes whole sequences, a few hundred positions at 
 they are in the cache; the backward is derived by hand, and computes again what is cheaper than to keep.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from lrurec.nn import kernels
 from lrurec.nn.dropout import Keys, limit_of
+from lrurec.nn.threads import at_once
 
 _PIECE = 512  # positions at a time
 
@@ -69,11 +68,6 @@ class _Kept(NamedTuple):
     inner: Tensor
     norm2: Tensor
     spread2: Tensor
-
-
-@cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "lrurec-block", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _pieces(offsets: Any, threads: int) -> list[list[slice]]:
@@ -155,9 +149,8 @@ class _Block(torch.autograd.Function):
         bounds = offsets.numpy()
         opens = np.zeros(n + 1, np.uint8)
         opens[bounds] = 1
-        threads = torch.get_num_threads()
-        ctx.parts, out = _pieces(bounds, threads), torch.empty_like(x)
-        _share_out(threads, [(_forward, part, w, kept, opens, drop, out) for part in ctx.parts])
+        ctx.parts, out = _pieces(bounds, torch.get_num_threads()), torch.empty_like(x)
+        at_once(lambda part: _forward(part, w, kept, opens, drop, out), ctx.parts)
         ctx.drop, ctx.opens = drop, opens
         ctx.save_for_backward(*kept, *w)
         return out
@@ -167,19 +160,8 @@ class _Block(torch.autograd.Function):
         saved = ctx.saved_tensors
         kept, w = _Kept(*saved[: len(_Kept._fields)]), Weights(*saved[len(_Kept._fields) :])
         grad, d_x = grad.contiguous(), torch.empty_like(grad)
-        jobs = [(_backward, part, w, kept, ctx.opens, ctx.drop, grad, d_x) for part in ctx.parts]
-        shares = _share_out(torch.get_num_threads(), jobs)
+        shares = at_once(lambda part: _backward(part, w, kept, ctx.opens, ctx.drop, grad, d_x), ctx.parts)
         return (d_x, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
-
-
-def _share_out(threads: int, jobs: list[Any]) -> list[Any]:
-    """The results of the jobs (function, arguments...), each computed on one thread."""
-
-    def quietly(job: Any) -> Any:
-        with torch.no_grad():
-            return job[0](*job[1:])
-
-    return list(_workers(threads).map(quietly, jobs)) if threads > 1 else [quietly(job) for job in jobs]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is

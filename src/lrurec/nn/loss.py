@@ -10,9 +10,6 @@ With `half`, the products are taken in bfloat16 and everything is summed in floa
 (or GPU) that multiplies bfloat16, for scores that are off by up to 0.4%.
 """
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +27,7 @@ from lrurec.nn.kernels import (
     take_from_targets,
     weigh,
 )
+from lrurec.nn.threads import at_once
 
 _TILE = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
 _FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
@@ -45,22 +43,6 @@ def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets
 def group_rows(items: int) -> int:
     """How many positions meet the catalogue together: at least 64, or reading it costs more than the products."""
     return 128 if items <= _FEW_ITEMS else min(256, max(64, _STORE // (4 * items)))
-
-
-@cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "lrurec-loss", initializer=torch.set_num_threads, initargs=(1,))
-
-
-def _at_once(work: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list[Any]:
-    """The results of the parts, in order, each computed on one thread."""
-
-    def quietly(part: Any) -> Any:
-        with torch.no_grad():
-            return work(part)
-
-    parts = list(parts)
-    return list(_workers(threads).map(quietly, parts)) if len(parts) > 1 else [work(part) for part in parts]
 
 
 class _Group:
@@ -159,7 +141,7 @@ def _share_positions(
         )
         return d_table, d_bias
 
-    parts = _at_once(work, range(0, max(count, 1), share), threads)
+    parts = at_once(work, range(0, max(count, 1), share))
     if not gradients:
         return losses, None
     return losses, (d_hidden, _sum([p[0] for p in parts]), _sum([p[1] for p in parts]))
@@ -173,13 +155,13 @@ def _share_items(
     kind = _HalfGroup if half else _Group
     bounds = np.linspace(0, len(table), threads + 1).astype(int)
     parts = [slice(int(a), int(b)) for a, b in pairwise(bounds)]
-    groups = _at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts, threads)
+    groups = at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts)
     losses = torch.empty(count)
     d_hidden = torch.zeros(len(parts) if gradients else 0, *hidden.shape)
     d_table, d_bias = (torch.empty_like(table), torch.empty_like(bias)) if gradients else (table, bias)
     for start in range(0, count, rows):
         span = slice(start, min(start + rows, count))
-        found = _at_once(lambda group, h=hidden[span]: group.sums(h), groups, threads)  # type: ignore[misc]
+        found = at_once(lambda group, h=hidden[span]: group.sums(h), groups)  # type: ignore[misc]
         largest = np.max([m for m, _ in found], 0)
         total = np.sum([z * np.exp(m - largest) for m, z in found], 0)
         losses[span] = _log_sums(largest, total)
@@ -193,7 +175,7 @@ def _share_items(
                     hidden[span], largest, weight, d_hidden[k, span], d_table[parts[k]], d_bias[parts[k]]
                 )
 
-            _at_once(work, range(len(parts)), threads)
+            at_once(work, range(len(parts)))
     summed = d_hidden.sum(0) if gradients else hidden
     _meet_targets(hidden, table, bias, targets, scale, losses, gradients and (summed, d_table, d_bias))
     return losses, (summed, d_table, d_bias) if gradients else None
