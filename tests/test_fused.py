@@ -1,5 +1,9 @@
 """The fused block against the same block in plain torch."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -111,3 +115,16 @@ def test_gelu() -> None:
     zero = np.uint32(0)
     kernels.gelu(a.numpy(), 0, zero, zero, np.float32(1), out)
     assert np.abs(out - torch.nn.functional.gelu(a.double()).numpy()).max() < 1e-6
+
+
+def test_the_number_of_threads_is_the_users() -> None:
+    """numba's own threads would set torch's to the number of cores."""
+    code = """
+import torch
+from lrurec.nn.dropout import Keys, dropout
+from lrurec.nn.scan import scan
+x = torch.zeros(10**5, 2, 1)
+scan(dropout(x, 0.5, Keys(1)), torch.zeros(2, 1), torch.tensor([0, 10**5]))
+assert torch.get_num_threads() == 1, torch.get_num_threads()
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)

@@ -16,6 +16,7 @@ from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.models.base import Model
 from lrurec.nn.kernels import at_least
+from lrurec.nn.threads import at_once, shares
 
 _SCORES = 1 << 25  # bytes of scores per block
 _EVENTS = 1 << 15  # events encoded together
@@ -65,8 +66,8 @@ def ranks_of(scores: Tensor, answers: Tensor) -> Tensor:
     own = scores.gather(1, answers[:, None])
     if scores.device.type != "cpu":
         return (~(scores < own)).sum(1) - 1
-    counts = np.empty(len(scores), np.int64)
-    at_least(scores.numpy(), own[:, 0].numpy(), counts)
+    all_, each, counts = scores.numpy(), own[:, 0].numpy(), np.empty(len(scores), np.int64)
+    at_once(lambda rows: at_least(all_[rows], each[rows], counts[rows]), shares(len(scores), 8))
     return torch.from_numpy(counts) - 1
 
 

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 14
+from lrurec.nn.threads import at_once, shares
+
+_LEAST = 1 << 15  # elements that are worth a thread
 
 
 @numba.njit(nogil=True, cache=True)
-def _masked_run(x: Any, start: Any, key: Any, limit: Any, scale: Any, out: Any) -> None:
+def _masked(x: Any, start: Any, key: Any, limit: Any, scale: Any, out: Any) -> None:
     """out = x * scale where hash(key, start + i) >= limit, else 0."""
     zero = x.dtype.type(0)
     for i in range(len(x)):
@@ -27,16 +29,6 @@ def _masked_run(x: Any, start: Any, key: Any, limit: Any, scale: Any, out: Any) 
         z = np.uint32((z ^ (z >> np.uint32(15))) * np.uint32(0x846CA68B))
         z = np.uint32(z ^ (z >> np.uint32(16)))
         out[i] = x[i] * scale if z >= limit else zero
-
-
-@numba.njit(parallel=True, cache=True)
-def _masked(x: Any, key: Any, limit: Any, scale: Any, out: Any) -> None:
-    """The same in blocks on all threads. The loop above is a function of its own because the compiler makes vector
-    instructions of it there, and does not inside the parallel loop (14 times slower)."""
-    n = len(x)
-    for b in numba.prange((n + _BLOCK - 1) // _BLOCK):
-        start, stop = b * _BLOCK, min(n, (b + 1) * _BLOCK)
-        _masked_run(x[start:stop], start, key, limit, scale, out[start:stop])
 
 
 def mask_reference(count: int, rate: float, key: int, device: torch.device) -> Tensor:
@@ -58,15 +50,12 @@ def _apply(x: Tensor, rate: float, key: int) -> Tensor:
     scale = 1.0 / (1.0 - rate)
     if x.device.type != "cpu":
         return x * mask_reference(x.numel(), rate, key, x.device).view_as(x) * scale
-    flat = x.contiguous()
+    flat = x.detach().contiguous()
     out = torch.empty_like(flat)
-    kind = np.dtype(flat.detach().numpy().dtype).type
-    _masked(
-        flat.detach().numpy().reshape(-1),
-        np.uint32(key),
-        np.uint32(limit_of(rate)),
-        kind(scale),
-        out.numpy().reshape(-1),
+    before, after = flat.view(-1).numpy(), out.view(-1).numpy()
+    key_, limit, factor = np.uint32(key), np.uint32(limit_of(rate)), before.dtype.type(scale)
+    at_once(
+        lambda part: _masked(before[part], part.start, key_, limit, factor, after[part]), shares(len(before), _LEAST)
     )
     return out
 

@@ -118,18 +118,13 @@ def at_targets(hidden: Any, table: Any, bias: Any, targets: Any, out: Any) -> No
 
 
 @numba.njit(nogil=True, cache=True)
-def _how_many_at_least(row: Any, own: Any) -> Any:
-    count = i4(0)
-    for j in range(len(row)):
-        count += i4(0) if row[j] < own else i4(1)
-    return count
-
-
-@numba.njit(parallel=True, cache=True)
 def at_least(scores: Any, own: Any, counts: Any) -> None:
-    """counts [R]: how many of each row of scores [R, V] are not below `own` [R]. On all threads."""
-    for i in numba.prange(len(scores)):
-        counts[i] = _how_many_at_least(scores[i], own[i])
+    """counts [R]: how many of each row of scores [R, V] are not below `own` [R]."""
+    for i in range(len(scores)):
+        count = i4(0)
+        for j in range(scores.shape[1]):
+            count += i4(0) if scores[i, j] < own[i] else i4(1)
+        counts[i] = count
 
 
 @_compiled

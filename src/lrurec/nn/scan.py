@@ -20,9 +20,11 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lrurec.config import unknown
+from lrurec.nn.threads import at_once
 
 Scan = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -80,49 +82,48 @@ def scan_recursive(u: Tensor, lam: Tensor, offsets: Tensor) -> Tensor:
     return torch.stack([states.real, states.imag], 1)
 
 
-def _chunks(offsets: "np.ndarray[Any, Any]", threads: int) -> "np.ndarray[Any, Any]":
+def _chunks(offsets: NDArray[np.int64], threads: int) -> list[int]:
     """Bounds of runs of sequences with about the same number of rows each, one per thread."""
     marks = np.linspace(0, offsets[-1], threads + 1)[1:-1]
     inner = np.searchsorted(offsets[1:], marks)
-    return np.concatenate([[0], inner, [len(offsets) - 1]]).astype(np.int64)
+    return [0, *inner.tolist(), len(offsets) - 1]
 
 
-@numba.njit(parallel=True, cache=True)
-def _forward(u: Any, lam: Any, offsets: Any, chunks: Any, h: Any) -> None:
+@numba.njit(nogil=True, cache=True)
+def _forward(u: Any, lam: Any, offsets: Any, first: Any, last: Any, h: Any) -> None:
+    """The states of sequences [first, last)."""
     channels = u.shape[2]
-    for t in numba.prange(len(chunks) - 1):
-        for s in range(chunks[t], chunks[t + 1]):
-            for k in range(offsets[s], offsets[s + 1]):
-                if k == offsets[s]:
-                    for c in range(channels):
-                        h[k, 0, c] = u[k, 0, c]
-                        h[k, 1, c] = u[k, 1, c]
-                else:
-                    for c in range(channels):
-                        real, imaginary = h[k - 1, 0, c], h[k - 1, 1, c]
-                        h[k, 0, c] = lam[0, c] * real - lam[1, c] * imaginary + u[k, 0, c]
-                        h[k, 1, c] = lam[0, c] * imaginary + lam[1, c] * real + u[k, 1, c]
+    for s in range(first, last):
+        for k in range(offsets[s], offsets[s + 1]):
+            if k == offsets[s]:
+                for c in range(channels):
+                    h[k, 0, c] = u[k, 0, c]
+                    h[k, 1, c] = u[k, 1, c]
+            else:
+                for c in range(channels):
+                    real, imaginary = h[k - 1, 0, c], h[k - 1, 1, c]
+                    h[k, 0, c] = lam[0, c] * real - lam[1, c] * imaginary + u[k, 0, c]
+                    h[k, 1, c] = lam[0, c] * imaginary + lam[1, c] * real + u[k, 1, c]
 
 
-@numba.njit(parallel=True, cache=True)
-def _backward(g: Any, h: Any, lam: Any, offsets: Any, chunks: Any, a: Any, sums: Any) -> None:
-    """a_k into `a`, and each thread's share of dL/dlambda into `sums` [threads, 2, C], in double precision."""
+@numba.njit(nogil=True, cache=True)
+def _backward(g: Any, h: Any, lam: Any, offsets: Any, first: Any, last: Any, a: Any, sums: Any) -> None:
+    """a_k of sequences [first, last) into `a`, and their share of dL/dlambda into `sums` [2, C], in double precision."""
     channels = g.shape[2]
-    for t in numba.prange(len(chunks) - 1):
-        for s in range(chunks[t], chunks[t + 1]):
-            last = offsets[s + 1] - 1
-            for k in range(last, offsets[s] - 1, -1):
-                if k == last:
-                    for c in range(channels):
-                        a[k, 0, c] = g[k, 0, c]
-                        a[k, 1, c] = g[k, 1, c]
-                else:
-                    for c in range(channels):
-                        real, imaginary = a[k + 1, 0, c], a[k + 1, 1, c]
-                        a[k, 0, c] = lam[0, c] * real + lam[1, c] * imaginary + g[k, 0, c]
-                        a[k, 1, c] = lam[0, c] * imaginary - lam[1, c] * real + g[k, 1, c]
-                        sums[t, 0, c] += real * h[k, 0, c] + imaginary * h[k, 1, c]
-                        sums[t, 1, c] += imaginary * h[k, 0, c] - real * h[k, 1, c]
+    for s in range(first, last):
+        end = offsets[s + 1] - 1
+        for k in range(end, offsets[s] - 1, -1):
+            if k == end:
+                for c in range(channels):
+                    a[k, 0, c] = g[k, 0, c]
+                    a[k, 1, c] = g[k, 1, c]
+            else:
+                for c in range(channels):
+                    real, imaginary = a[k + 1, 0, c], a[k + 1, 1, c]
+                    a[k, 0, c] = lam[0, c] * real + lam[1, c] * imaginary + g[k, 0, c]
+                    a[k, 1, c] = lam[0, c] * imaginary - lam[1, c] * real + g[k, 1, c]
+                    sums[0, c] += real * h[k, 0, c] + imaginary * h[k, 1, c]
+                    sums[1, c] += imaginary * h[k, 0, c] - real * h[k, 1, c]
 
 
 class _Packed(torch.autograd.Function):
@@ -132,7 +133,8 @@ class _Packed(torch.autograd.Function):
         bounds = offsets.numpy()
         h = torch.empty_like(u)
         chunks = _chunks(bounds, torch.get_num_threads())
-        _forward(u.detach().numpy(), lam.detach().numpy(), bounds, chunks, h.numpy())
+        arrays = u.detach().numpy(), lam.detach().numpy(), bounds
+        at_once(lambda run: _forward(*arrays, *run, h.numpy()), pairwise(chunks))
         ctx.save_for_backward(h, lam, offsets)
         return h
 
@@ -142,9 +144,14 @@ class _Packed(torch.autograd.Function):
         bounds = offsets.numpy()
         chunks = _chunks(bounds, torch.get_num_threads())
         a = torch.empty_like(h)
-        sums = np.zeros((len(chunks) - 1, *lam.shape))
-        _backward(grad.contiguous().numpy(), h.detach().numpy(), lam.detach().numpy(), bounds, chunks, a.numpy(), sums)
-        return a, torch.from_numpy(sums.sum(0)).to(lam.dtype), None
+        arrays = grad.contiguous().numpy(), h.detach().numpy(), lam.detach().numpy(), bounds
+
+        def share(run: tuple[int, int]) -> NDArray[np.float64]:
+            sums = np.zeros(lam.shape)
+            _backward(*arrays, *run, a.numpy(), sums)
+            return sums
+
+        return a, torch.from_numpy(sum(at_once(share, pairwise(chunks)))).to(lam.dtype), None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is
