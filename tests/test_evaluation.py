@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import lrurec
 from lrurec.data.split import Split
 from lrurec.evaluation import ranking
+from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import interval, mrr, ndcg, recall, summary
 from lrurec.evaluation.ranking import rank, ranks_of
 from lrurec.evaluation.sanity import sanity_ranks
@@ -77,6 +78,75 @@ def test_ranks_agree_with_brute_force(seen: bool, seed: int, longest: int, event
             assert split.test.answer(int(k)) in found.recommended[k]
 
 
+@given(st.integers(2, 400), st.integers(1, 400), st.integers(0, 9), st.integers(0, 9), st.data())
+def test_candidates_are_distinct_and_never_the_answer(
+    items: int, count: int, seed: int, number: int, data: st.DataObject
+) -> None:
+    answer = data.draw(st.integers(0, items - 1))
+    rivals = Candidates(count, seed).beside(number, answer, items)
+    assert len(rivals) == len(set(rivals.tolist())) == min(count, items - 1)
+    assert set(rivals.tolist()) <= set(range(items)) - {answer}
+    assert rivals.tolist() == Candidates(count, seed).beside(number, answer, items).tolist()
+
+
+def test_candidates_are_uniform_and_new_for_each_target_and_seed() -> None:
+    drawn = np.stack([Candidates(50, 0).beside(k, 7, 101) for k in range(4000)])
+    counts = np.bincount(drawn.ravel(), minlength=101)
+    assert counts[7] == 0
+    others = np.delete(counts, 7)  # each 2,000 times in expectation, with a standard deviation of 32
+    assert abs(others - 2000).max() < 5 * 32
+    assert len({tuple(sorted(row)) for row in drawn.tolist()}) == 4000
+    assert set(Candidates(50, 1).beside(0, 7, 101).tolist()) != set(drawn[0].tolist())
+
+
+def random_case(seed: int, items: int = 9) -> tuple[int, Split, LRURec]:
+    rng = np.random.default_rng(seed)
+    dataset = lrurec.load_events(pl.DataFrame(rng.integers(0, items, (120, 2)), schema=["user", "item"]))
+    model = LRURec(dataset.n_items, LRURecConfig(width=8, channels=4), torch.Generator().manual_seed(seed))
+    return dataset.n_items, lrurec.leave_last_out(dataset), model
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@given(
+    st.integers(0, 20), st.integers(1, 9), st.integers(0, 3), st.sampled_from([2, 50]), st.sampled_from([3, 1 << 15])
+)
+@settings(max_examples=10)
+def test_ranks_among_candidates_agree_with_brute_force(
+    seen: bool, seed: int, count: int, draw: int, longest: int, block: int
+) -> None:
+    """One target at a time from its scores of all items; the blocks of the real thing are small or large."""
+    items, split, model = random_case(seed)
+    drawn = Candidates(count, draw)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "_EVENTS", block)
+        patch.setattr(ranking, "_RIVALS", block)
+        found = rank(model, split.test, longest, filter_seen=seen, candidates=drawn).ranks
+        everything = rank(model, split.test, longest, filter_seen=seen).ranks
+        table, bias = model.item_table()
+        for k in range(len(split.test)):
+            history, answer = split.test.history(k)[-longest:], split.test.answer(k)
+            hidden = ranking.encode_histories(model, split.test, k, k + 1, longest, "cpu")[0]
+            scores = (table @ hidden + bias).tolist()
+            if seen:
+                for item in history:
+                    scores[item] = float("-inf")
+            assert found[k] == sum(scores[r] >= scores[answer] for r in drawn.beside(k, answer, items))
+            assert found[k] <= everything[k]
+    if count >= items - 1:
+        assert found.tolist() == everything.tolist()
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_ties_among_candidates_count_against_the_model(count: int) -> None:
+    """A model that gives every item the same score puts every target last."""
+    items, split, model = random_case(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    found = rank(model, split.test, 50, filter_seen=False, candidates=Candidates(count)).ranks
+    assert found.tolist() == [min(count, items - 1)] * len(split.test)
+
+
 def test_intervals_cover_the_mean() -> None:
     values = np.random.default_rng(0).random(500) < 0.3
     low, high = interval(values.astype(float))
@@ -86,13 +156,14 @@ def test_intervals_cover_the_mean() -> None:
     assert interval(np.ones(10)) == (1.0, 1.0)
 
 
-@given(st.integers(0, 30), st.sampled_from([2, 50]))
-@settings(max_examples=15)
-def test_sanity_lines_agree_with_brute_force(seed: int, longest: int) -> None:
+@given(st.integers(0, 30), st.sampled_from([2, 50]), st.sampled_from([None, 3]))
+@settings(max_examples=20)
+def test_sanity_lines_agree_with_brute_force(seed: int, longest: int, count: int | None) -> None:
     rng = np.random.default_rng(seed)
     dataset = lrurec.load_events(pl.DataFrame(rng.integers(0, 7, (90, 2)), schema=["user", "item"]))
     split = lrurec.leave_last_out(dataset)
-    found = sanity_ranks(split, split.test, dataset.n_items, longest)
+    drawn = Candidates(count, seed) if count else None
+    found = sanity_ranks(split, split.test, dataset.n_items, longest, drawn)
     histories = [split.train[k].tolist() for k in range(len(split.train))]
     popular = Counter(i for h in histories for i in h)
     follows = Counter(pair for h in histories for pair in pairwise(h))
@@ -103,4 +174,5 @@ def test_sanity_lines_agree_with_brute_force(seed: int, longest: int) -> None:
             (follows[history[-1], i], popular[i]) if i not in history else (-1, 0) for i in range(dataset.n_items)
         ]
         for name, scores in (("popularity", by_popularity), ("markov", by_markov)):
-            assert found[name][k] == sum(s >= scores[answer] for i, s in enumerate(scores) if i != answer)
+            rivals = drawn.beside(k, answer, len(scores)).tolist() if drawn else {*range(len(scores))} - {answer}
+            assert found[name][k] == sum(scores[i] >= scores[answer] for i in rivals)

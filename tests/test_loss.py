@@ -2,14 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
+from lrurec.data import negatives as negatives_module
+from lrurec.data.negatives import Negatives
 from lrurec.nn import loss as module
-from lrurec.nn.loss import cross_entropy, cross_entropy_reference, sampled_softmax
+from lrurec.nn.loss import (
+    cross_entropy,
+    cross_entropy_reference,
+    sampled_softmax,
+    sampled_softmax_reference,
+)
 
 
 def case(
@@ -123,6 +132,50 @@ def test_groups_grow_no_further_than_the_store() -> None:
     assert [module.group_rows(items) for items in (5, 3_416, 57_289, 200_000, 20_000_000)] == [128, 128, 256, 83, 64]
 
 
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([64, 1 << 22]),
+)
+@settings(max_examples=60)
+def test_sampled_agrees_with_torch(n: int, items: int, many: int, shared: bool, corrected: bool, block: int) -> None:
+    """Values and gradients; blocks of one or few positions, or one block."""
+    h, e, b, y = case(n, items)
+    g = torch.Generator().manual_seed(1)
+    negatives = torch.randint(0, items, (many,) if shared else (n, many), generator=g)
+    log_q = torch.randn(items, dtype=torch.float64, generator=g) if corrected else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_GATHERED", block)
+        found = sampled_softmax(h, e, b, y, negatives, log_q)
+    expected = sampled_softmax_reference(h, e, b, y, negatives, log_q)
+    assert torch.allclose(found, expected, atol=1e-12)
+    for a, c in zip(
+        torch.autograd.grad(3 * found, (h, e, b)), torch.autograd.grad(3 * expected, (h, e, b)), strict=True
+    ):
+        assert torch.allclose(a, c, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sampled_gradcheck(shared: bool) -> None:
+    h, e, b, y = case(5, 7)
+    negatives = torch.randint(0, 7, (4,) if shared else (5, 4), generator=torch.Generator().manual_seed(2))
+    log_q = torch.linspace(-3, -1, 7, dtype=torch.float64)
+    torch.autograd.gradcheck(lambda *x: sampled_softmax(*x, y, negatives, log_q), (h, e, b))
+
+
+def test_sampled_without_gradients_and_with_large_scores() -> None:
+    h, e, b, y = case(40, 9, torch.float32)
+    negatives = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        h *= 1e4
+        found = sampled_softmax(h, e, b, y, negatives)
+        assert torch.allclose(found, sampled_softmax_reference(h, e, b, y, negatives), rtol=1e-5)
+    assert not found.requires_grad and sampled_softmax(h, e, b, y, negatives).requires_grad
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_sampling_everything_is_the_full_softmax(shared: bool) -> None:
     """With every item once among the negatives, the target left out by itself: plain cross entropy."""
@@ -134,15 +187,52 @@ def test_sampling_everything_is_the_full_softmax(shared: bool) -> None:
         assert torch.allclose(a, c)
 
 
-def test_log_q_corrects_for_popular_negatives() -> None:
-    """Many draws by popularity, corrected, give the full loss; uncorrected they do not."""
-    h, e, b, y = case(200, 12)
-    q = torch.linspace(1, 20, 12, dtype=torch.float64)
-    q = q / q.sum()
-    negatives = torch.multinomial(q, 40_000, replacement=True, generator=torch.Generator().manual_seed(0))
-    # Left-out targets are drawn too often to ignore in such a small catalogue: compare with the same set.
-    full = cross_entropy_reference(h, e, b, y)
-    corrected = sampled_softmax(h, e, b, y, negatives, q.log())
-    plain = sampled_softmax(h, e, b, y, negatives)
-    assert abs(float(corrected.detach() - full.detach())) < 0.02
-    assert abs(float(plain.detach() - full.detach())) > 1.0
+COUNTS = np.array([0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89] * 2)
+
+
+def gradient_error(negatives: Negatives, corrected: bool, draws: int) -> float:
+    """How far the gradient averaged over many draws is from that of the full softmax, relative to it."""
+    h, e, b, y = case(4, len(COUNTS))
+    again = torch.arange(4).repeat(draws)
+    log_q = torch.from_numpy(negatives.log_q) if corrected else None
+    drawn = torch.from_numpy(negatives.drawn(0, len(again)))
+    found = torch.autograd.grad(sampled_softmax(h[again], e, b, y[again], drawn, log_q), (h, e, b))
+    full = torch.autograd.grad(cross_entropy_reference(h, e, b, y), (h, e, b))
+    return float(sum((f - c).norm() for f, c in zip(found, full, strict=True)) / sum(c.norm() for c in full))
+
+
+@pytest.mark.parametrize("counts", [None, COUNTS], ids=["uniform", "popularity"])
+def test_the_corrected_gradient_approaches_that_of_the_full_softmax(counts: NDArray[np.int64] | None) -> None:
+    """Its error falls like 1 / negatives; without the correction it stays."""
+    errors = [
+        gradient_error(Negatives(len(COUNTS), many, 0, counts), True, draws=400_000 // many) for many in (10, 100, 1000)
+    ]
+    assert errors[1] < errors[0] / 4 and errors[2] < errors[1] / 3 and errors[2] < 0.01, errors
+    plain = gradient_error(Negatives(len(COUNTS), 1000, 0, counts), False, draws=400)
+    assert plain > 10 * errors[2], (plain, errors)
+
+
+def test_negatives_follow_the_counts() -> None:
+    for counts in (None, COUNTS):
+        drawn = Negatives(len(COUNTS), 50, 0, counts)
+        q = np.exp(drawn.log_q)
+        assert q.sum() == pytest.approx(1.0)
+        found = np.bincount(drawn.drawn(3, 4000).ravel(), minlength=len(COUNTS)) / 200_000
+        assert abs(found - q).max() < 5 * np.sqrt(q.max() / 200_000)
+    assert np.exp(drawn.log_q)[0] == np.exp(drawn.log_q)[1] > 0  # never seen: as often as seen once
+    assert drawn.log_q[11] - drawn.log_q[1] == pytest.approx(np.log(89))
+
+
+def test_negatives_are_a_function_of_seed_and_step() -> None:
+    one = Negatives(1000, 20, 7)
+    assert (one.drawn(5, 30) == Negatives(1000, 20, 7).drawn(5, 30)).all()
+    assert one.drawn(5, None).shape == (20,)
+    for other in (one.drawn(6, 30), Negatives(1000, 20, 8).drawn(5, 30)):
+        assert (one.drawn(5, 30) != other).mean() > 0.99
+
+
+def test_a_long_list_of_counts_is_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negatives_module, "_SLOTS", 1000)
+    drawn = Negatives(4, 10, 0, np.array([0, 10, 50_000, 150_000]))
+    assert np.exp(drawn.log_q) == pytest.approx(np.array([1, 1, 250, 750]) / 1002, rel=0.01)
+    assert np.bincount(drawn.drawn(0, 1000).ravel(), minlength=4)[3] == pytest.approx(7500, rel=0.05)

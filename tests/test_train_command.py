@@ -54,6 +54,28 @@ def test_train_then_evaluate(cycle: Path, run: Run) -> None:
     assert valid == pytest.approx(result["valid"]["ndcg@10"])
 
 
+def test_evaluate_among_candidates(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    run("train", cycle, "--out", out, *SETTINGS)
+    told = run("evaluate", out, "--candidates", 5, "--baselines")
+    assert told.code == 0
+    assert "40 users, test split, ranked among 5 sampled items (seed 0)" in told.out
+    assert "not comparable" in told.out and "of the catalogue" not in told.out
+
+    def values(*more: object) -> list[object]:
+        report = json.loads(run("evaluate", out, "-k", 2, "--baselines", "--json", *more).out)
+        assert ("recommended" in report) == ("candidates" not in report)
+        return [report["metrics"], report["baselines"]]
+
+    assert values("--candidates", 5) == values("--candidates", 5, "--seed", 0)
+    assert values("--candidates", 1) != values("--candidates", 1, "--seed", 3)
+    assert values("--candidates", "1e4") == values()  # 12 items: all of them
+    covered = run("evaluate", out, "--candidates", 10_000)
+    assert "all items ranked (there are no more than 10,000 others)" in covered.out and "warning" not in covered.out
+    assert "pass both" in one_line(run, "evaluate", out, "--seed", 1)
+    assert "from 0 on" in one_line(run, "evaluate", out, "--candidates", 5, "--seed", -1)
+
+
 def test_report(cycle: Path, run: Run) -> None:
     out = cycle.parent / "run"
     run("train", cycle, "--out", out, *SETTINGS)

@@ -52,10 +52,25 @@ def test_it_learns_what_can_be_learned(cycle: lrurec.Dataset, tmp_path: Path) ->
     assert [r["step"] for r in rows] == list(range(20, 301, 20))
 
 
-def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path) -> None:
-    whole = trainer(cycle, tmp_path / "whole")
+SAMPLED = ("training.loss=sampled", "training.negatives=8")
+SHARED = ("training.shared_negatives=true", "training.negatives_from=popularity")
+
+
+@pytest.mark.parametrize("source", ["uniform", "popularity"])
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_it_learns_from_sampled_negatives(cycle: lrurec.Dataset, tmp_path: Path, source: str, shared: str) -> None:
+    more = (f"training.negatives_from={source}", f"training.shared_negatives={shared}", "model.dropout=0.1")
+    t = trainer(cycle, tmp_path, *SAMPLED, *more, "training.steps=300")
+    t.train()
+    assert (t.log_q is None) == (source == "uniform" and shared == "false")
+    assert t.evaluate("test")["ndcg@10"] > 0.95
+
+
+@pytest.mark.parametrize("loss", [(), SAMPLED, (*SAMPLED, *SHARED)], ids=["full", "sampled", "shared"])
+def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path, loss: tuple[str, ...]) -> None:
+    whole = trainer(cycle, tmp_path / "whole", *loss)
     whole.train()
-    part = trainer(cycle, tmp_path / "part")
+    part = trainer(cycle, tmp_path / "part", *loss)
 
     class Stop(Exception):
         pass
@@ -66,7 +81,7 @@ def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path
 
     with pytest.raises(Stop):
         part.train(stop)
-    again = trainer(cycle, tmp_path / "part")
+    again = trainer(cycle, tmp_path / "part", *loss)
     again.resume()
     assert again.step == 40
     again.train()
@@ -133,6 +148,9 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
         ("dropout", "part.name=value"),
         ("training.schedule=cosine", "one-cycle"),
         ("training.batch=0", "1 or more"),
+        ("training.loss=sampld", "did you mean 'sampled'"),
+        ("training.negatives_from=random", "known: uniform, popularity"),
+        ("training.negatives=0", "1 or more"),
     ],
 )
 def test_wrong_settings(assignment: str, words: str) -> None:

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Any
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import progress_bar, table
 from lrurec.cli.parts import need
+from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
     from lrurec.data.dataset import Dataset
     from lrurec.data.split import Split
+    from lrurec.evaluation.candidates import Candidates
     from lrurec.models.lrurec import LRURec
     from lrurec.training.run import Run
+
+EXAMPLES = """\
+examples:
+  lrurec evaluate runs/mine
+  lrurec evaluate runs/mine --split valid -k 1 -k 10 --json
+  lrurec evaluate runs/xlong --candidates 10000          as the paper evaluates XLong
+"""
+NOT_COMPARABLE = (
+    "not comparable with metrics against all items: sampled ones are higher, and may order models differently"
+)
 
 
 def add(commands: Commands) -> None:
@@ -22,7 +34,7 @@ def add(commands: Commands) -> None:
         help="how good a run is",
         description="Rank every target against all items (what was seen is masked, ties count against the model)"
         " and report Recall, NDCG and MRR with 95% bootstrap intervals, and for whom it works.",
-        epilog="examples:\n  lrurec evaluate runs/mine\n  lrurec evaluate runs/mine --split valid -k 1 -k 10 --json\n",
+        epilog=EXAMPLES,
     )
     p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
     p.add_argument("--split", choices=("test", "valid"), default="test")
@@ -30,31 +42,44 @@ def add(commands: Commands) -> None:
     p.add_argument("--checkpoint", choices=("best", "last"), default="best")
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
     p.add_argument("--baselines", action="store_true", help="also popularity and a Markov chain, for comparison")
+    p.add_argument(
+        "--candidates", type=positive, metavar="N", help="rank among N sampled items instead of all (not comparable)"
+    )
+    p.add_argument("--seed", type=int, metavar="S", help="which items --candidates draws (default 0)")
     p.add_argument("--json", action="store_true", help="print everything as JSON")
     p.set_defaults(run=run, parser=p)
 
 
 def run(options: argparse.Namespace) -> int:
     need("train")
+    from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import summary
     from lrurec.evaluation.sanity import sanity_ranks
     from lrurec.training.run import Run
 
+    if options.seed is not None and (options.candidates is None or options.seed < 0):
+        raise SettingsError("--seed is a number from 0 on that says which items --candidates draws; pass both")
     opened = Run.open(Path(options.path))
     ks = options.ks or [10, 20]
     dataset, model = opened.dataset(options.dataset), opened.model(options.checkpoint)
-    split, report = examine(opened, dataset, model, options.split, ks)
+    drawn = Candidates(options.candidates, options.seed or 0) if options.candidates else None
+    split, report = examine(opened, dataset, model, options.split, ks, drawn)
     report |= {"checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
     if options.baselines:
         targets = split.test if options.split == "test" else split.valid
-        ranks = sanity_ranks(split, targets, dataset.n_items, opened.config.training.max_length)
+        ranks = sanity_ranks(split, targets, dataset.n_items, opened.config.training.max_length, drawn)
         report["baselines"] = {name: summary(r, ks) for name, r in ranks.items()}
     print(json.dumps(report, indent=1) if options.json else _told(report, ks))
     return 0
 
 
 def examine(
-    opened: "Run", dataset: "Dataset", model: "LRURec", part: str, ks: list[int]
+    opened: "Run",
+    dataset: "Dataset",
+    model: "LRURec",
+    part: str,
+    ks: list[int],
+    candidates: "Candidates | None" = None,
 ) -> "tuple[Split, dict[str, Any]]":
     """Rank a part of the split, with a progress bar; gives the split and the full report."""
     from lrurec.data.progress import counted
@@ -67,15 +92,27 @@ def examine(
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, "ranking", len(targets))
-        ranking = rank(model, targets, t.max_length, top=max(ks), device=t.device, progress=shown)
-    return split, full_report(ranking, targets, training_counts(split, dataset.n_items), ks) | {"split": part}
+        ranking = rank(
+            model, targets, t.max_length, top=max(ks), candidates=candidates, device=t.device, progress=shown
+        )
+    report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks) | {"split": part}
+    if candidates is None:
+        report["ranked"] = "all items ranked"
+    elif candidates.covers(dataset.n_items):
+        report["ranked"] = f"all items ranked (there are no more than {candidates.count:,} others)"
+    else:
+        report |= {"candidates": candidates.count, "seed": candidates.seed, "warning": NOT_COMPARABLE}
+        report["ranked"] = f"ranked among {candidates.count:,} sampled items (seed {candidates.seed})"
+    return split, report
 
 
 def _told(report: dict[str, Any], ks: list[int]) -> str:
     rows = [["metric", "value", "95% interval"]]
     for name, m in report["metrics"].items():
         rows.append([name, f"{m['value']:.5f}", f"{m['low']:.5f} to {m['high']:.5f}"])
-    parts = [f"{report['users']:,} users, {report['split']} split, all items ranked", table(rows)]
+    parts = [f"{report['users']:,} users, {report['split']} split, {report['ranked']}", table(rows)]
+    if "warning" in report:
+        parts.insert(1, f"warning: {report['warning']}")
     if "baselines" in report:
         names = list(report["metrics"])
         ours = ["this model", *[f"{report['metrics'][n]['value']:.5f}" for n in names]]
@@ -90,11 +127,12 @@ def _told(report: dict[str, Any], ks: list[int]) -> str:
             [f"{s['from']}-{s['to']}", f"{s['users']:,}", f"{s[head[2]]:.4f}", f"{s[head[3]]:.4f}"] for s in report[key]
         ]
         parts.append(f"{title}\n{table([head, *lines])}")
-    r = report["recommended"]
-    parts.append(
-        f"recommended (top {r['top']}): {r['coverage']:.1%} of the catalogue occurs;"
-        f" mean popularity percentile {r['mean_popularity_percentile']:.2f}"
-    )
+    if "recommended" in report:
+        r = report["recommended"]
+        parts.append(
+            f"recommended (top {r['top']}): {r['coverage']:.1%} of the catalogue occurs;"
+            f" mean popularity percentile {r['mean_popularity_percentile']:.2f}"
+        )
     means = ", ".join(f"{v:.4f}" for v in report["mean_abs_lambda"])
     parts.append(f"mean |lambda| per block: {means}")
     return "\n\n".join(parts)

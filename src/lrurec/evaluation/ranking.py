@@ -1,6 +1,7 @@
-"""Ranks of targets against the whole catalogue, block by block. Knows models and positions, not files.
+"""Ranks of targets against the whole catalogue, or among candidates. Knows models and positions, not files.
 
-Items that the model has seen in its input are masked out, as the paper does; ties count against the model.
+Items that the model has seen in its input are masked out, as the paper does; ties count against the model. A target
+that was seen itself is masked, too, and comes last.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +15,14 @@ from torch import Tensor
 from lrurec.data.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
+from lrurec.evaluation.candidates import Candidates
 from lrurec.models.base import Model
 from lrurec.nn.kernels import at_least
 from lrurec.nn.threads import at_once, shares
 
 _SCORES = 1 << 25  # bytes of scores per block
 _EVENTS = 1 << 15  # events encoded together
+_RIVALS = 1 << 15  # candidates scored together
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,15 @@ def rank(
     *,
     filter_seen: bool = True,
     top: int = 0,
+    candidates: Candidates | None = None,
     device: str = "cpu",
     progress: Callable[[int], None] = lambda count: None,
 ) -> Ranking:
-    """Rank every target against all items."""
+    """Rank every target against all items; with candidates, among those alone (then there is no `top` of all items)."""
     table, bias = model.item_table()
+    if candidates is not None and not candidates.covers(len(table)):
+        ranks = _rank_among(model, targets, max_length, candidates, filter_seen, device, progress)
+        return Ranking(ranks, np.empty((len(targets), 0), np.int64))
     top = min(top, len(table))
     rows = max(8, min(1024, _SCORES // (4 * len(table))))
     ranks = np.empty(len(targets), np.int64)
@@ -69,6 +76,37 @@ def ranks_of(scores: Tensor, answers: Tensor) -> Tensor:
     all_, each, counts = scores.numpy(), own[:, 0].numpy(), np.empty(len(scores), np.int64)
     at_once(lambda rows: at_least(all_[rows], each[rows], counts[rows]), shares(len(scores), 8))
     return torch.from_numpy(counts) - 1
+
+
+def _rank_among(
+    model: Model,
+    targets: Targets,
+    max_length: int,
+    candidates: Candidates,
+    filter_seen: bool,
+    device: str,
+    progress: Callable[[int], None],
+) -> NDArray[np.int64]:
+    """How many candidates score at least as high as each target; only their rows of the table are read."""
+    table, bias = model.item_table()
+    seen = np.zeros(len(table), np.bool_)
+    ranks = np.zeros(len(targets), np.int64)
+    for first, last in _blocks(targets, max_length, 1024):
+        hidden = encode_histories(model, targets, first, last, max_length, device)
+        for k in range(first, last):
+            history, answer = targets.history(k)[-max_length:], targets.answer(k)
+            rivals = candidates.beside(k, answer, len(table))
+            seen[history] = filter_seen
+            for start in range(0, len(rivals), _RIVALS):
+                # The answer goes through the same product as its rivals: equal rows give equal scores.
+                among = np.append(rivals[start : start + _RIVALS], answer)
+                chosen, masked = torch.from_numpy(among).to(device), torch.from_numpy(seen[among]).to(device)
+                scores = table.index_select(0, chosen) @ hidden[k - first] + bias[chosen]
+                scores[masked] = float("-inf")
+                ranks[k] += int((scores[:-1] >= scores[-1]).sum())
+            seen[history] = False
+        progress(last - first)
+    return ranks
 
 
 def encode_histories(model: Model, targets: Targets, first: int, last: int, max_length: int, device: str) -> Tensor:

@@ -19,16 +19,18 @@ def training_counts(split: Split, items: int) -> NDArray[np.int64]:
 
 
 def full_report(ranking: Ranking, targets: Targets, counts: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Any]:
-    """Metrics with 95% bootstrap intervals, by history length, by popularity of the target, and what is recommended."""
+    """Metrics with 95% bootstrap intervals, by history length, by popularity of the target, and what is recommended (if known)."""
     lengths = targets.positions - targets.starts
     popularity = counts[targets.answers()]
-    return {
+    report = {
         "users": len(ranking.ranks),
         "metrics": _metrics(ranking.ranks, ks),
         "by_history_length": _slices(ranking.ranks, lengths, ks),
         "by_target_popularity": _slices(ranking.ranks, popularity, ks),
-        "recommended": _recommended(ranking.recommended, counts),
     }
+    if ranking.recommended.size:
+        report["recommended"] = _recommended(ranking.recommended, counts)
+    return report
 
 
 def _metrics(ranks: Ranks, ks: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -55,8 +57,6 @@ def _slices(ranks: Ranks, values: NDArray[np.int64], ks: Sequence[int]) -> list[
 
 def _recommended(recommended: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, float]:
     """How much of the catalogue is ever recommended, and how popular what is recommended is."""
-    if recommended.size == 0:
-        return {}
     ordered = np.argsort(np.argsort(counts))  # 0: the rarest item
     return {
         "top": recommended.shape[1],

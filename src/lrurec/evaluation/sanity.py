@@ -8,24 +8,36 @@ from numpy.typing import NDArray
 
 from lrurec.data.arrays import spans
 from lrurec.data.split import Split, Targets
+from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import Ranks
 
 
-def sanity_ranks(split: Split, targets: Targets, items: int, max_length: int) -> dict[str, Ranks]:
-    """The ranks of all targets by popularity, and by how often an item followed the last one (then popularity)."""
+def sanity_ranks(
+    split: Split, targets: Targets, items: int, max_length: int, candidates: Candidates | None = None
+) -> dict[str, Ranks]:
+    """The ranks of all targets by popularity, and by how often an item followed the last one (then popularity).
+
+    With candidates, among the same items that a model is ranked among.
+    """
     positions = spans(split.train.starts, split.train.stops - split.train.starts)
     popular = np.bincount(split.train.items[positions], minlength=items).astype(np.float64)
     popular /= popular.max() + 1.0  # below 1, so that it only decides between equal counts
+    after = popular.copy()
     follows = _transitions(split, positions, items)
+    among: slice | NDArray[np.int64] = slice(None)
     ranks = {name: np.empty(len(targets), np.int64) for name in ("popularity", "markov")}
     for k in range(len(targets)):
         history, answer = targets.history(k)[-max_length:], targets.answer(k)
-        after = popular.copy()
+        if candidates is not None:
+            among = np.append(candidates.beside(k, answer, items), answer)
         what, how_often = follows(int(history[-1]))
         after[what] += how_often
-        for name, scores in (("popularity", popular.copy()), ("markov", after)):
+        for name, scores in (("popularity", popular), ("markov", after)):
+            before = scores[history]
             scores[history] = -np.inf
-            ranks[name][k] = int((scores >= scores[answer]).sum()) - 1
+            ranks[name][k] = int((scores[among] >= scores[answer]).sum()) - 1
+            scores[history] = before
+        after[what] = popular[what]
     return ranks
 
 

@@ -9,6 +9,13 @@ from lrurec.config import from_mapping, unknown
 from lrurec.errors import SettingsError
 from lrurec.models.lrurec import LRURecConfig
 
+CHOICES = {
+    "schedule": ("constant", "one-cycle"),
+    "loss": ("full", "sampled"),
+    "negatives_from": ("uniform", "popularity"),
+    "precision": ("float32", "bfloat16"),
+}
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -23,21 +30,22 @@ class TrainingConfig:
     weight_decay: float = 1e-2
     decay_recurrence: bool = True  # whether weight decay acts on nu, theta and gamma, as in the authors' code
     clip: float = 5.0
+    loss: str = "full"  # cross entropy over all items; or sampled: over the target and some negatives
+    negatives: int = 100  # per target, or per step if they are shared
+    negatives_from: str = "uniform"  # or popularity: in proportion to how often an item occurs in training
+    shared_negatives: bool = False  # one set of negatives for all positions of a step
     validate_every: int = 1000
     patience: int = 10
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
-    precision: str = (
-        "float32"  # or bfloat16: the products of the loss, about twice as fast where the processor has them
-    )
+    precision: str = "float32"  # or bfloat16: the products of the full loss, about twice as fast on some processors
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("constant", "one-cycle"):
-            raise unknown("training.schedule", self.schedule, ["constant", "one-cycle"])
-        if self.precision not in ("float32", "bfloat16"):
-            raise unknown("training.precision", self.precision, ["float32", "bfloat16"])
-        for name in ("max_length", "batch", "validate_every", "patience", "epochs"):
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(f"training.{name}", getattr(self, name), known)
+        for name in ("max_length", "batch", "validate_every", "patience", "epochs", "negatives"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")
         if self.schedule == "one-cycle" and self.steps < 1:

@@ -1,7 +1,7 @@
 """One loop for every model. Knows steps, batches and validations, not how anything is shown.
 
-Nothing in the loop keeps a hidden random state: the batch of step t and its dropout masks are functions of (seed, t).
-A run that is killed and continued from its last checkpoint therefore ends with the same weights, bit for bit.
+Nothing in the loop keeps a hidden random state: the batch of step t, its dropout masks and its negatives are functions
+of (seed, t). A run that is killed and continued from its last checkpoint therefore ends with the same weights, bit for bit.
 """
 
 import json
@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lrurec.data.batches import Sampler, Windows
+from lrurec.data.negatives import Negatives
 from lrurec.data.split import Split
 from lrurec.errors import LrurecError
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
+from lrurec.evaluation.report import training_counts
 from lrurec.models.lrurec import LRURec
 from lrurec.nn.dropout import Keys
-from lrurec.nn.loss import cross_entropy
+from lrurec.nn.loss import cross_entropy, sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
 
@@ -88,6 +90,13 @@ class Trainer:
         self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
         self.model = build(items, config)
         self.optimizer = optimizer_for(self.model, t)
+        self.negatives: Negatives | None = None
+        self.log_q: Tensor | None = None
+        if t.loss == "sampled":
+            popular = t.negatives_from == "popularity"
+            self.negatives = Negatives(items, t.negatives, t.seed, training_counts(split, items) if popular else None)
+            if popular or t.shared_negatives:  # the paper's negatives, uniform ones of each position, are not corrected
+                self.log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, float] | None = None
@@ -151,10 +160,9 @@ class Trainer:
         try:
             keys = Keys((t.seed << 32) + self.step)
             hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys)
-            table, bias = self.model.item_table()
-            loss = cross_entropy(hidden, table, bias, targets, half=t.precision == "bfloat16")
+            loss = self._loss(hidden, targets)
             self.optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         except (MemoryError, torch.OutOfMemoryError):
             raise TrainingFailed(
                 f"out of memory at step {self.step}; lower training.batch or training.max_length"
@@ -167,6 +175,17 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
         self.optimizer.step()
         return value, len(inputs)
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        table, bias = self.model.item_table()
+        loss: Tensor
+        if self.negatives is None:
+            loss = cross_entropy(hidden, table, bias, targets)
+        else:
+            shared = self.config.training.shared_negatives
+            drawn = torch.from_numpy(self.negatives.drawn(self.step, None if shared else len(targets)))
+            loss = sampled_softmax(hidden, table, bias, targets, drawn.to(hidden.device), self.log_q)
+        return loss
 
     def _validate(self, loss: float) -> None:
         started = time.perf_counter()
