@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 import lrurec
 from conftest import histories, slow_prepare
 from lrurec.data.gather import Source
-from lrurec.data.ids import IdEncoder, IdTable, IntIds, TextIds, factorise
+from lrurec.data.ids import IdEncoder, factorise
 from lrurec.data.layout import Layout
 from lrurec.data.prepare import build
 from lrurec.data.readers import Rows
 from lrurec.data.settings import Settings
+from lrurec.ids import IdTable, IntIds, TextIds
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)

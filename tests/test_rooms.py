@@ -7,7 +7,7 @@ import lrurec
 
 SRC = Path(lrurec.__file__).parent
 
-# room: the rooms it may import. errors, config, folder and the bare package may be imported anywhere.
+# room: the rooms it may import. errors, config, folder, arrays, ids and the bare package may be imported anywhere.
 MAY_IMPORT = {
     "data": {"data"},
     "nn": {"nn"},
@@ -30,12 +30,12 @@ MAY_IMPORT = {
         "cli",
     },
 }
-ANYWHERE = {"errors", "config", "folder"}
+ANYWHERE = {"errors", "config", "folder", "arrays", "ids"}
 # Packages that only some rooms may import.
 HEAVY = {
     "torch": {"nn", "models", "evaluation", "training", "export", "experiments", "recommender"},
     "numba": {"nn", "serving"},
-    "polars": {"data", "evaluation", "recommender", "experiments"},
+    "polars": {"ids", "data", "evaluation", "recommender", "experiments"},
     "rich": {"cli"},
     "pandas": set[str](),
 }

@@ -16,9 +16,9 @@ from lrurec.config import unknown
 from lrurec.data.batches import pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.events import load_events
-from lrurec.data.ids import Id
 from lrurec.data.split import leave_last_out
 from lrurec.errors import FolderError, InputError, SettingsError
+from lrurec.ids import Id
 from lrurec.models.lrurec import LRURec
 from lrurec.training.config import config_for
 from lrurec.training.run import Run

@@ -8,11 +8,11 @@ from dataclasses import fields
 from lrurec.cli.arguments import Commands, positive, yes_no
 from lrurec.cli.console import progress_bar
 from lrurec.data.dataset import Dataset
-from lrurec.data.ids import TextIds
 from lrurec.data.layout import FORMATS, Wanted
 from lrurec.data.prepare import RECIPES, prepare
 from lrurec.data.settings import TIES, Settings
 from lrurec.data.times import UNITS
+from lrurec.ids import TextIds
 
 EXAMPLES = """\
 formats: {formats}

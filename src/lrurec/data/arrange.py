@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.data.arrays import ArrayFile
+from lrurec.arrays import ArrayFile
 from lrurec.data.dataset import user_blocks
-from lrurec.data.ids import IdTable
 from lrurec.data.order import stable_order
 from lrurec.data.progress import Progress
 from lrurec.data.settings import Log, Settings
 from lrurec.data.spill import PART, Events
 from lrurec.data.times import Unit, to_unit
 from lrurec.errors import NothingLeftError
+from lrurec.ids import IdTable
 
 
 def order(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.data.arrays import spans
+from lrurec.arrays import spans
 from lrurec.data.split import Sequences
 from lrurec.errors import NothingLeftError
 

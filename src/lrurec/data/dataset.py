@@ -18,10 +18,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from lrurec.data.ids import Id, IdTable, TextIds
 from lrurec.data.progress import Progress, counted, no_progress
 from lrurec.errors import FolderError, InputError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
+from lrurec.ids import Id, IdTable, TextIds
 
 KIND, VERSION = "dataset", 1
 

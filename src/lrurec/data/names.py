@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from lrurec.data.columns import find, find_title
-from lrurec.data.ids import IdTable, TextIds
 from lrurec.data.text import cannot_read, raw_bytes
 from lrurec.errors import InputError
+from lrurec.ids import IdTable, TextIds
 
 
 @dataclass(frozen=True)

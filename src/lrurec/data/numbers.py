@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from lrurec.data.ids import IdTable, IntIds
 from lrurec.data.text import raw_bytes
 from lrurec.errors import InputError
+from lrurec.ids import IdTable, IntIds
 
 _HEADER = ["item", "number"]
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import lrurec
+from lrurec.arrays import save_array
 from lrurec.config import from_mapping, unknown
 from lrurec.data.arrange import filter_rare, order
-from lrurec.data.arrays import save_array
 from lrurec.data.dataset import KIND, VERSION, Dataset
 from lrurec.data.gather import Source, gather
 from lrurec.data.ids import IdEncoder

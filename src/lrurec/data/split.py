@@ -10,7 +10,7 @@ from datetime import date
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.data.arrays import spans
+from lrurec.arrays import spans
 from lrurec.data.dataset import Dataset
 from lrurec.data.times import parse_moment
 from lrurec.errors import NothingLeftError, SettingsError

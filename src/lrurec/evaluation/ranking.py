@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lrurec.data.arrays import spans
+from lrurec.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.data.arrays import spans
+from lrurec.arrays import spans
 from lrurec.data.split import Split, Targets
 from lrurec.evaluation.metrics import METRICS, Ranks, interval
 from lrurec.evaluation.ranking import Ranking

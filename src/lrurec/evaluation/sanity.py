@@ -6,7 +6,7 @@ A model that does not beat them has not learned to use a history.
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.data.arrays import spans
+from lrurec.arrays import spans
 from lrurec.data.split import Split, Targets
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import Ranks
