@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lrurec import kernels
 from lrurec.models.lrurec import Block, LRURecConfig
-from lrurec.nn import fused, kernels
+from lrurec.nn import fused
 from lrurec.nn.dropout import Keys
 
 

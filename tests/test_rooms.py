@@ -7,7 +7,7 @@ import lrurec
 
 SRC = Path(lrurec.__file__).parent
 
-# room: the rooms it may import. errors, config, folder, arrays, ids and the bare package may be imported anywhere.
+# room: the rooms it may import. errors, config, folder, arrays, ids, kernels and the bare package may be imported anywhere.
 MAY_IMPORT = {
     "data": {"data"},
     "nn": {"nn"},
@@ -30,11 +30,11 @@ MAY_IMPORT = {
         "cli",
     },
 }
-ANYWHERE = {"errors", "config", "folder", "arrays", "ids"}
+ANYWHERE = {"errors", "config", "folder", "arrays", "ids", "kernels"}
 # Packages that only some rooms may import.
 HEAVY = {
     "torch": {"nn", "models", "evaluation", "training", "export", "experiments", "recommender"},
-    "numba": {"nn", "serving"},
+    "numba": {"kernels", "nn", "serving"},
     "polars": {"ids", "data", "evaluation", "recommender", "experiments"},
     "rich": {"cli"},
     "pandas": set[str](),

@@ -16,8 +16,8 @@ from lrurec.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
+from lrurec.kernels import at_least
 from lrurec.models.base import Model
-from lrurec.nn.kernels import at_least
 from lrurec.nn.threads import at_once, shares
 
 _SCORES = 1 << 25  # bytes of scores per block

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrurec.nn.kernels import (
+from lrurec.kernels import (
     add_rows16,
     at_targets,
     column_sums16,
