@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "models": {"nn", "models"},
     "evaluation": {"models", "data", "evaluation", "nn"},
     "training": {"models", "data", "evaluation", "training", "nn"},
-    "export": {"models", "data", "training"},
+    "export": {"models", "data", "training", "serving"},
     "serving": {"serving"},
     "experiments": {"data", "models", "evaluation", "training", "export", "serving"},
     "recommender": {"data", "models", "evaluation", "training", "export", "recommender"},

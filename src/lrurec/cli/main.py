@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
         data_synth,
         doctor,
         evaluate,
+        export,
         import_checkpoint,
         prepare,
         recommend,
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     recommend.add(commands)
     report.add(commands)
     import_checkpoint.add(commands)
+    export.add(commands)
     doctor.add(commands)
     return root
 

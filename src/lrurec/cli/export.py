@@ -1,0 +1,39 @@
+"""`lrurec export`: a run to an artifact."""
+
+import argparse
+from pathlib import Path
+
+from lrurec.cli.arguments import Commands
+from lrurec.cli.parts import need
+
+
+def add(commands: Commands) -> None:
+    p = commands.add_parser(
+        "export",
+        help="a run to an artifact, which is served without torch",
+        description="Write what serving needs of a run: weights, item ids and names, the scoring table, the popular items."
+        " The folder is hashed and verified when it is opened.",
+        epilog="examples:\n  lrurec export runs/mine --out artifacts/mine\n",
+    )
+    p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
+    p.add_argument("--out", required=True, metavar="ARTIFACT", help="the artifact folder to make")
+    p.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.set_defaults(run=run, parser=p)
+
+
+def run(options: argparse.Namespace) -> int:
+    need("train")
+    from lrurec.export import export
+    from lrurec.serving.artifact import Artifact
+    from lrurec.training.run import Run
+
+    opened, out = Run.open(Path(options.path)), Path(options.out)
+    export(opened, opened.dataset(options.dataset), out, options.checkpoint)
+    made = Artifact.open(out)
+    size = sum(facts["bytes"] for facts in made.manifest["files"].values())
+    state = 4 * made.engine.shape.state_floats
+    print(
+        f"made      {out}: {made.n_items:,} items, {size / 1e6:.1f} MB, id {made.id}; the state of a user has {state:,} bytes"
+    )
+    return 0

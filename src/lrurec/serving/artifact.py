@@ -1,0 +1,94 @@
+"""The artifact folder: all that serving needs of a trained model, and no torch. Knows files, not requests.
+
+manifest.json         the model's shape, where it came from, the size and hash of every file
+weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
+table.npy             float32 [items, width]   what an item is as input, and what it is scored with
+bias.npy              float32 [items]
+popular.npy           int32 [at most 1000]     the items seen most often, the first the most
+item_ids.*            the ids, sorted; item_names.* where there are titles
+
+A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from lrurec.config import from_mapping
+from lrurec.errors import FolderError, LrurecError
+from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
+from lrurec.ids import IdTable, TextIds
+from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
+
+KIND, VERSION = "artifact", 1
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An opened artifact. `id` names its content: a state that was computed with another id is not used."""
+
+    path: Path
+    id: str
+    manifest: dict[str, Any]
+    engine: Engine
+    bias: Floats
+    popular: NDArray[np.int32]
+    item_ids: IdTable
+    item_names: TextIds | None
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> "Artifact":
+        """Open a folder made by `lrurec export`; with `verify`, every byte is compared with its hash."""
+        folder = Path(path)
+        manifest = read_manifest(folder, KIND, VERSION)
+        try:
+            (check_hashes if verify else check_sizes)(folder, manifest, KIND)
+            return cls._map(folder, manifest)
+        except LrurecError:
+            raise
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+            raise FolderError(f"{folder} is damaged ({error}); export it again") from None
+
+    @classmethod
+    def _map(cls, folder: Path, manifest: dict[str, Any]) -> "Artifact":
+        shape = from_mapping(Shape, manifest["model"])
+        weights = load_file(folder / WEIGHTS)
+        if wrong := check_tensors(shape, weights):
+            raise FolderError(f"{folder}: {WEIGHTS} does not fit the model ({', '.join(wrong)}); export it again")
+        table = np.load(folder / "table.npy", mmap_mode="r")
+        names = TextIds(
+            np.load(folder / "item_names.text.npy", mmap_mode="r"),
+            np.load(folder / "item_names.offsets.npy", mmap_mode="r"),
+        ) if manifest["names"] else None  # fmt: skip
+        return cls(
+            folder,
+            content_id(manifest),
+            manifest,
+            Engine(shape, weights, table),
+            np.load(folder / "bias.npy", mmap_mode="r"),
+            np.load(folder / "popular.npy"),
+            IdTable.open(folder, "item_ids", manifest["ids"]),
+            names,
+        )
+
+    @property
+    def n_items(self) -> int:
+        return len(self.bias)
+
+    def name(self, item: int) -> str | None:
+        """The title of an item, if it has one."""
+        return (self.item_names[item] or None) if self.item_names is not None else None
+
+    def __repr__(self) -> str:
+        return f"Artifact({self.n_items:,} items, id {self.id})"
+
+
+def content_id(manifest: dict[str, Any]) -> str:
+    """A short hash of all that decides states and scores."""
+    return sha256_json({name: facts["sha256"] for name, facts in manifest["files"].items()})[:16]

@@ -1,0 +1,162 @@
+"""(state, item) to (state, hidden): the trained model without torch. Pure: no files, no users.
+
+One event costs one step of all blocks, whatever came before it; a whole history is encoded at once, in large products,
+to rebuild states. The equations are those of lrurec.models.lrurec.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec import kernels
+
+Floats = NDArray[np.float32]
+_ROWS = 4096  # positions encoded together
+_NONE = np.uint32(0)  # no dropout: every hash is kept
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model's size, and the switches of the paper's ablation."""
+
+    width: int
+    channels: int
+    blocks: int
+    layer_norm: bool = True
+    residual: bool = True
+    pffn: bool = True
+    outer_gelu: bool = False
+
+    @property
+    def state_floats(self) -> int:
+        """How many numbers the state of a user has."""
+        return self.blocks * 2 * self.channels
+
+
+def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every weight the engine needs beside the item table, and its shape. Blocks are stacked; matrices are [in, out].
+
+    lam is the eigenvalues (real, imaginary parts); b includes gamma.
+    """
+    n, d, c, inside = shape.blocks, shape.width, 2 * shape.channels, 4 * shape.width
+    return {
+        "start": (d,),
+        "gain": (d,),
+        "shift": (d,),
+        "lam": (n, 2, shape.channels),
+        "b": (n, d, c),
+        "b_bias": (n, c),
+        "c": (n, c, d),
+        "c_bias": (n, d),
+        "gain1": (n, d),
+        "shift1": (n, d),
+        "w1": (n, d, inside),
+        "b1": (n, inside),
+        "w2": (n, inside, d),
+        "b2": (n, d),
+        "gain2": (n, d),
+        "shift2": (n, d),
+    }
+
+
+class Engine:
+    """The model's weights, laid out for stepping."""
+
+    def __init__(self, shape: Shape, weights: Mapping[str, Floats], table: Floats) -> None:
+        self.shape, self.table = shape, table
+        self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in tensors_of(shape)}
+        w = self.w
+        blocks = ("lam", "b", "b_bias", "c", "c_bias", "gain1", "shift1", "w1", "b1", "w2", "b2", "gain2", "shift2")
+        self._arrays = (w["gain"], w["shift"], *(w[name] for name in blocks))
+        self._switches = (shape.layer_norm, shape.residual, shape.pffn, shape.outer_gelu)
+        state = self.initial(1)
+        self.start: Floats = self._advance(state, w["start"][None].copy())[
+            0
+        ]  # what is shown to somebody without history
+
+    def initial(self, users: int) -> Floats:
+        """States before anything happened: [users, blocks, 2, channels]."""
+        return np.zeros((users, self.shape.blocks, 2, self.shape.channels), np.float32)
+
+    def step(self, states: Floats, items: NDArray[np.integer]) -> Floats:
+        """One event per user: `states` [B, blocks, 2, C] is updated in place; gives the hidden vectors [B, D]."""
+        return self._advance(states, self.table[items])
+
+    def _advance(self, states: Floats, x: Floats) -> Floats:
+        inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
+        scratch = np.empty((2, inside), np.float32)
+        flat = states.reshape(len(states), self.shape.blocks, 2 * self.shape.channels)
+        kernels.advance(flat, x, scratch, *self._switches, *self._arrays)
+        return x
+
+    def encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Packed histories to (states, hidden vectors) at their ends; an empty history gives those of a new user."""
+        users = len(offsets) - 1
+        states, hidden = self.initial(users), np.tile(self.start, (users, 1))
+        for first, last in _groups(offsets):
+            lengths = np.diff(offsets[first : last + 1])
+            full = np.flatnonzero(lengths) + first
+            if len(full):
+                rows = items[offsets[first] : offsets[last]]
+                ends = np.cumsum(lengths)[full - first]
+                states[full], hidden[full] = self._encode(rows, np.concatenate([[0], ends]))
+        return states, hidden
+
+    def _encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """The same for histories that are not empty, in one run."""
+        s, w = self.shape, self.w
+        x = self._normalised(self.table[items], w["gain"], w["shift"])
+        opens = np.zeros(len(x) + 1, np.uint8)
+        opens[offsets] = 1
+        ends = offsets[1:] - 1
+        states = np.empty((len(ends), s.blocks, 2, s.channels), np.float32)
+        for k in range(s.blocks):
+            h = x @ w["b"][k] + w["b_bias"][k]
+            kernels.recur(h, w["lam"][k], opens, 0, len(h))
+            states[:, k] = h[ends].reshape(-1, 2, s.channels)
+            if k == s.blocks - 1:  # behind the last recurrence, only the ends matter
+                h, x = h[ends], x[ends]
+            y = h @ w["c"][k] + w["c_bias"][k]
+            x = self._normalised(y + x if s.residual else y, w["gain1"][k], w["shift1"][k])
+            if s.pffn:
+                y = _gelu(x @ w["w1"][k] + w["b1"][k]) @ w["w2"][k] + w["b2"][k]
+                y = _gelu(y) if s.outer_gelu else y
+                x = self._normalised(y + x if s.residual else y, w["gain2"][k], w["shift2"][k])
+        return states, x
+
+    def _normalised(self, x: Floats, gain: Floats, shift: Floats) -> Floats:
+        if not self.shape.layer_norm:
+            return x
+        out, spread = np.empty_like(x), np.empty(len(x), np.float32)
+        nothing = np.zeros_like(x)
+        kernels.add_and_normalise(
+            nothing, x, 0, _NONE, _NONE, np.float32(1), gain, shift, np.empty_like(x), spread, out
+        )
+        return out
+
+
+def _gelu(a: Floats) -> Floats:
+    kernels.gelu(a, 0, _NONE, _NONE, np.float32(1), a)
+    return a
+
+
+def _groups(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of histories of about _ROWS events."""
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        last = int(np.searchsorted(offsets, offsets[first] + _ROWS, side="right")) - 1
+        last = min(max(last, first + 1), count)
+        yield first, last
+        first = last
+
+
+def check_tensors(shape: Shape, found: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the weights, if anything: names that are missing or have another shape."""
+    return [
+        name
+        for name, wanted in tensors_of(shape).items()
+        if name not in found or tuple(found[name].shape) != wanted or found[name].dtype != np.float32
+    ]

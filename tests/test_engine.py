@@ -1,0 +1,94 @@
+"""The engine without torch against the model in torch, for every switch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrurec.export import shape_of, weights_of
+from lrurec.models.lrurec import LRURec, LRURecConfig
+from lrurec.serving import engine as module
+from lrurec.serving.engine import Engine
+
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"layer_norm": False},
+    {"residual": False},
+    {"pffn": False},
+    {"pffn": False, "layer_norm": False, "residual": False},
+    {"blocks": 3},
+    {"outer_gelu": True},
+    {"width": 6, "channels": 5},
+]
+
+
+def pair(**switches: Any) -> tuple[LRURec, Engine]:
+    model = LRURec(30, LRURecConfig(**switches), torch.Generator().manual_seed(1))
+    g = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=g))
+    table = model.item_table()[0].detach().numpy().copy()
+    return model, Engine(shape_of(model), weights_of(model), table)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_stepping_is_that_of_the_model(switches: dict[str, Any]) -> None:
+    model, engine = pair(**switches)
+    items = np.random.default_rng(0).integers(0, 30, (60, 3))
+    state, mine = model.initial_state(3), engine.initial(3)
+    with torch.no_grad():
+        for row in items:
+            state, hidden = model.step(state, torch.from_numpy(row) + 1)
+            found = engine.step(mine, row)
+            assert np.allclose(found, hidden.numpy(), rtol=1e-5, atol=1e-5)
+            assert np.allclose(mine, state.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_encoding_is_stepping(switches: dict[str, Any]) -> None:
+    _, engine = pair(**switches)
+    check_encoding(engine, [7, 0, 1, 40, 0])
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=12), rows=st.integers(1, 30))
+@settings(max_examples=50)
+def test_groups_do_not_matter(lengths: list[int], rows: int) -> None:
+    _, engine = pair(width=4, channels=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ROWS", rows)
+        check_encoding(engine, lengths)
+
+
+def check_encoding(engine: Engine, lengths: list[int]) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    items = np.random.default_rng(1).integers(0, 30, int(offsets[-1]))
+    states, hidden = engine.encode(items, offsets)
+    for k in range(len(lengths)):
+        state, vector = engine.initial(1), engine.start
+        for item in items[offsets[k] : offsets[k + 1]]:
+            vector = engine.step(state, np.array([item]))[0]
+        assert np.allclose(states[k], state[0], rtol=1e-5, atol=1e-5)
+        assert np.allclose(hidden[k], vector, rtol=1e-5, atol=1e-5)
+
+
+def test_a_new_user_is_shown_what_follows_the_start() -> None:
+    model, engine = pair()
+    with torch.no_grad():
+        _, hidden = model.step(model.initial_state(), torch.tensor([0]))
+    assert np.allclose(engine.start, hidden[0].numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_of_a_user_has_two_kilobytes() -> None:
+    _, engine = pair()
+    assert engine.initial(1).nbytes == 4 * engine.shape.state_floats == 2048
+
+
+def test_the_table_is_not_written_to() -> None:
+    _, engine = pair()
+    before = engine.table.copy()
+    engine.step(engine.initial(2), np.array([3, 3]))
+    assert np.array_equal(before, engine.table)
