@@ -35,7 +35,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[train,test]'
+	$(PIP) --editable '.[train,serve,test]'
 	touch $(VENV)/.demo $@
 
 clean:

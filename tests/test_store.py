@@ -1,0 +1,240 @@
+"""What every store keeps, whatever happens to it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrurec.serving.store.base import Event, StoreError
+from lrurec.serving.store.embedded import PIECE, EmbeddedStore
+
+
+class Chain:
+    """A model whose state tells every item and their order."""
+
+    def __init__(self, id: str = "first") -> None:
+        self.id = id
+
+    def replay(self, items: Sequence[str], state: bytes | None = None) -> bytes:
+        state = state or self.id.encode()
+        for item in items:
+            state = blake2b(state + item.encode(), digest_size=8).digest()
+        return state
+
+
+FIRST, SECOND = Chain(), Chain("second")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+    made = EmbeddedStore(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def events(*items: str, start: int = 0) -> list[Event]:
+    return [Event(item, start + k) for k, item in enumerate(items)]
+
+
+def items_of(store: EmbeddedStore, user: str) -> list[str]:
+    record = store.read(user, FIRST)
+    assert record is not None
+    items = [e.item for e in record.events]
+    assert record.state == FIRST.replay(items) == store.state(user, FIRST)
+    return items
+
+
+def test_append_and_read(store: EmbeddedStore) -> None:
+    assert store.read("ann", FIRST) is None and store.state("ann", FIRST) is None
+    done = store.append("ann", events("tea", "jam"), FIRST)
+    assert (done.stored, done.length, done.state) == (2, 2, FIRST.replay(["tea", "jam"]))
+    store.append("ann", events("tea", start=9), FIRST)
+    store.append("bob", events("jam"), FIRST)
+    assert items_of(store, "ann") == ["tea", "jam", "tea"]
+    assert sorted(store.users()) == ["ann", "bob"] and len(store) == 2
+
+
+def test_it_is_there_after_opening_again(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path / "s")
+    store.append("ann", events("tea"), FIRST)
+    store.close()
+    again = EmbeddedStore(tmp_path / "s", create=False)
+    assert items_of(again, "ann") == ["tea"]
+    again.close()
+
+
+def test_a_retry_is_stored_once(store: EmbeddedStore) -> None:
+    event = Event("tea", 5, key="e1")
+    assert store.append("ann", [event, event], FIRST).stored == 1
+    assert store.append("ann", [event, Event("jam", 6, "e2")], FIRST).stored == 1
+    assert store.append("bob", [event], FIRST).stored == 1  # a key belongs to a user
+    assert items_of(store, "ann") == ["tea", "jam"]
+
+
+def test_late_events_are_placed_by_time(store: EmbeddedStore) -> None:
+    store.append("ann", [Event("a", 10), Event("c", 30)], FIRST)
+    store.append("ann", [Event("b", 20), Event("d", 40), Event("a2", 10)], FIRST)
+    assert items_of(store, "ann") == ["a", "a2", "b", "c", "d"]
+    store.append("ann", [Event("e", 40)], FIRST)
+    assert items_of(store, "ann")[-2:] == ["d", "e"]
+
+
+def test_a_state_of_another_artifact_is_made_again(store: EmbeddedStore) -> None:
+    store.append("ann", events("a", "b"), FIRST)
+    assert store.state("ann", SECOND) == SECOND.replay(["a", "b"])
+    assert store.append("ann", events("c", start=5), SECOND).state == SECOND.replay(["a", "b", "c"])
+    assert items_of(store, "ann") == ["a", "b", "c"]
+
+
+def test_forgotten_is_gone(store: EmbeddedStore) -> None:
+    store.append("ann", [Event("tea", 1, "e1")] * 3, FIRST)
+    store.append("bob", events("jam"), FIRST)
+    assert store.forget("ann") and not store.forget("ann")
+    assert store.read("ann", FIRST) is None and list(store.users()) == ["bob"]
+    assert store.append("ann", [Event("tea", 1, "e1")], FIRST).stored == 1  # nothing is remembered, not even the key
+    assert items_of(store, "bob") == ["jam"]
+
+
+def test_no_more_than_the_bound_is_kept(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path / "s", bound=10)
+    for k in range(3 * PIECE):
+        store.append("ann", [Event(str(k), k, str(k))], FIRST)
+        kept = items_of(store, "ann")
+        assert kept == [str(n) for n in range(k + 1)][-len(kept) :] and min(k + 1, 10) <= len(kept) < 10 + PIECE
+    store.close()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.lists(
+                st.tuples(st.sampled_from("xyz"), st.integers(0, 9), st.sampled_from([None, "1", "2"])), max_size=5
+            ),
+            st.sampled_from([FIRST, SECOND]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=40)
+def test_any_order_of_things_against_a_plain_twin(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[str, list[tuple[str, int, str | None]], Chain, bool]]
+) -> None:
+    store = EmbeddedStore(tmp_path_factory.mktemp("store") / "s")
+    twin: dict[str, list[tuple[int, str]]] = {}
+    known: dict[str, set[str]] = {}
+    for user, rows, model, forget in story:
+        if forget:
+            assert store.forget(user) == (user in twin)
+            twin.pop(user, None)
+            known.pop(user, None)
+            continue
+        store.append(user, [Event(item, at, key) for item, at, key in rows], model)
+        mine, keys = twin.setdefault(user, []), known.setdefault(user, set())
+        for item, at, key in rows:
+            if key is None or key not in keys:
+                mine.append((at, item))
+                keys |= {key} if key else set()
+        mine.sort(key=lambda row: row[0])
+    for user, mine in twin.items():
+        assert items_of(store, user) == [item for _, item in mine]
+    assert sorted(store.users()) == sorted(twin)
+    store.close()
+
+
+def test_many_threads_lose_nothing(store: EmbeddedStore) -> None:
+    def write(thread: int) -> None:
+        for k in range(50):
+            store.append("ann", [Event(f"{thread}-{k}", 0, f"{thread}-{k}")], FIRST)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    found = items_of(store, "ann")
+    assert len(found) == len(set(found)) == 400
+    for thread in range(8):  # what one writer wrote stays in its order
+        assert [i for i in found if i.startswith(f"{thread}-")] == [f"{thread}-{k}" for k in range(50)]
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from test_store import FIRST
+from lrurec.serving.store.base import Event
+from lrurec.serving.store.embedded import EmbeddedStore
+store, name = EmbeddedStore(sys.argv[1]), sys.argv[2]
+for k in range(int(sys.argv[4])):
+    store.append("ann", [Event(f"{name}-{k}", 0, f"{name}-{k}")], FIRST)
+    print(f"{name}-{k}", flush=True)
+"""
+
+
+def writer(path: Path, name: str, count: int) -> "subprocess.Popen[str]":
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", WRITER, str(path), name, here, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_write_for_one_user(tmp_path: Path) -> None:
+    both = [writer(tmp_path / "s", name, 40) for name in "ab"]
+    for process in both:
+        process.communicate()
+        assert process.returncode == 0
+    store = EmbeddedStore(tmp_path / "s", create=False)
+    found = items_of(store, "ann")
+    store.close()
+    for name in "ab":
+        assert [i for i in found if i.startswith(name)] == [f"{name}-{k}" for k in range(40)]
+
+
+def test_killed_at_any_moment_every_acknowledged_event_is_there_once(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    for k in range(5):
+        process = writer(tmp_path / "s", f"run{k}", 10**6)
+        assert process.stdout is not None
+        acknowledged.append(process.stdout.readline().strip())  # it has begun
+        time.sleep(random.Random(k).uniform(0, 0.2))
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
+        process.wait()
+        process.stdout.close()
+    store = EmbeddedStore(tmp_path / "s", create=False)
+    found = items_of(store, "ann")
+    store.close()
+    assert len(found) == len(set(found))
+    assert [i for i in found if i in set(acknowledged)] == acknowledged
+    assert len(found) <= len(acknowledged) + 5  # at most one per process was on disk and not yet told
+
+
+def test_a_fault_in_one_append_harms_no_other(store: EmbeddedStore) -> None:
+    class Broken(Chain):
+        def replay(self, items: Sequence[str], state: bytes | None = None) -> bytes:
+            raise ValueError("broken")
+
+    futures = [store.submit("ann", events("tea"), Broken()), store.submit("bob", events("jam"), FIRST)]
+    with pytest.raises(ValueError, match="broken"):
+        futures[0].result()
+    assert futures[1].result().stored == 1
+    assert store.read("ann", FIRST) is None
+
+
+def test_refusals(tmp_path: Path, store: EmbeddedStore) -> None:
+    with pytest.raises(StoreError, match="is not a store"):
+        EmbeddedStore(tmp_path / "nothing", create=False)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "data.mdb").write_bytes(b"no store" * 4096)
+    with pytest.raises(StoreError, match="not a store of lrurec, or it is damaged"):
+        EmbeddedStore(tmp_path / "bad")
+    for user, item in (("", "tea"), ("u" * 501, "tea"), ("ann", ""), ("ann", "i" * 501)):
+        with pytest.raises(StoreError, match="1 to 500 bytes"):
+            store.append(user, [Event(item, 0)], FIRST)
