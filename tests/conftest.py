@@ -1,15 +1,18 @@
 """What the tests share: the data at hand, the command line, a slow twin of `prepare`."""
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import settings
 
-from lrurec import Dataset
+from lrurec import Dataset, load_events
 from lrurec.cli.main import main
 
 # No time limits on a noisy machine; in CI the same examples every time, so that a red run can be repeated.
@@ -82,3 +85,25 @@ def slow_prepare(
         kept = {u: h for u, h in kept.items() if len(h) >= min_user}
         if not k_core or kept == before:
             return kept
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small dataset, a run and an artifact."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [(f"u{u}", f"i{(u * u + k) % 12:02}") for u in range(40) for k in range(u % 7 + 3)]
+    (folder / "names.csv").write_text("item,title\n" + "".join(f"i{k:02},Item {k}\n" for k in range(11)))
+    events = pl.DataFrame(rows, schema=["user", "item"], orient="row")
+    load_events(events, out=folder / "data", item_names=folder / "names.csv")
+    command = [sys.executable, "-m", "lrurec.cli.main"]
+    settings = (
+        "model.width=16",
+        "model.channels=8",
+        "training.steps=4",
+        "training.validate_every=4",
+        "training.batch=16",
+    )
+    options = [part for s in settings for part in ("--set", s)]
+    subprocess.run([*command, "train", folder / "data", "--out", folder / "run", *options], check=True)
+    subprocess.run([*command, "export", folder / "run", "--out", folder / "artifact"], check=True)
+    return folder

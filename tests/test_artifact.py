@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 
@@ -16,23 +15,6 @@ from conftest import Run
 from lrurec.errors import FolderError
 from lrurec.serving.artifact import Artifact
 from lrurec.training.run import Run as Trained
-
-SETTINGS = ["model.width=16", "model.channels=8", "training.steps=4", "training.validate_every=4", "training.batch=16"]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset, a run and an artifact."""
-    folder = tmp_path_factory.mktemp("export")
-    rows = [(f"u{u}", f"i{(u * u + k) % 12:02}") for u in range(40) for k in range(u % 7 + 3)]
-    events = pl.DataFrame(rows, schema=["user", "item"], orient="row")
-    (folder / "names.csv").write_text("item,title\n" + "".join(f"i{k:02},Item {k}\n" for k in range(11)))
-    lrurec.load_events(events, out=folder / "data", item_names=folder / "names.csv")
-    command = [sys.executable, "-m", "lrurec.cli.main"]
-    options = [part for s in SETTINGS for part in ("--set", s)]
-    subprocess.run([*command, "train", folder / "data", "--out", folder / "run", *options], check=True)
-    subprocess.run([*command, "export", folder / "run", "--out", folder / "artifact"], check=True)
-    return folder
 
 
 def test_it_scores_as_the_run_does(trained: Path) -> None:
