@@ -18,6 +18,7 @@ from lrurec.cli.main import main
 # No time limits on a noisy machine; in CI the same examples every time, so that a red run can be repeated.
 settings.register_profile("lrurec", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lrurec")
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # runs made up here belong on nobody's server
 
 
 @dataclass(frozen=True)

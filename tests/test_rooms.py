@@ -38,6 +38,8 @@ HEAVY = {
     "polars": {"ids", "data", "evaluation", "recommender", "experiments"},
     "rich": {"cli"},
     "pandas": set[str](),
+    "tensorboard": {"training"},
+    "mlflow": {"training"},
 }
 
 

@@ -92,6 +92,14 @@ def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path
     assert steps == [20, 40, 60]
 
 
+def test_a_row_without_its_checkpoint_is_written_again(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    """Killed between the row of the first validation and the first checkpoint, it starts from the beginning."""
+    (tmp_path / METRICS).write_text('{"step": 20}\n')
+    trainer(cycle, tmp_path).train()
+    rows = [json.loads(x) for x in (tmp_path / METRICS).read_text().splitlines()]
+    assert [r["step"] for r in rows] == [20, 40, 60] and "loss" in rows[0]
+
+
 def test_early_stopping_keeps_the_best(cycle: lrurec.Dataset, tmp_path: Path) -> None:
     t = trainer(
         cycle, tmp_path, "training.learning_rate=0.0", "training.steps=0", "training.patience=3", recipe="paper"

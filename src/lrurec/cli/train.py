@@ -32,6 +32,10 @@ examples:
   lrurec train data/beauty --out runs/beauty --set model.dropout=0.6 --set training.steps=20000
   lrurec train data/xlong --out runs/xlong --set training.loss=sampled --set training.negatives=100
   lrurec train data/mine --out runs/mine --resume        go on after Ctrl-C, a crash or a power cut
+
+watching:
+  tensorboard --logdir runs                              if tensorboard is installed
+  MLFLOW_TRACKING_URI=http://host:5000 lrurec train ...  if mlflow is installed
 """
 
 
@@ -58,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     need("train")
     import lrurec
     from lrurec.training.config import config_for
+    from lrurec.training.loggers import loggers_for
     from lrurec.training.run import Run, write_json
     from lrurec.training.trainer import LAST, Trainer
 
@@ -79,13 +84,22 @@ def run(options: argparse.Namespace) -> int:
     trainer = Trainer(lrurec.leave_last_out(dataset), dataset.n_items, made.config, folder)
     if options.resume and (folder / LAST).exists():
         trainer.resume()
-    with _stop_gently(trainer), _view() as watch:
-        trainer.train(watch)
-    if trainer.interrupted:
+    trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
+    try:
+        with _stop_gently(trainer), _view() as watch:
+            trainer.train(watch)
+        result = None if trainer.interrupted else trainer.result(made.model("best"))
+    except BaseException:
+        trainer.loggers.close("FAILED")
+        raise
+    if result is None:
+        trainer.loggers.close("KILLED")
         print(f"lrurec: stopped and saved at step {trainer.step}; go on with:", file=sys.stderr)
         print(f"  lrurec train {options.dataset} --out {options.out} --resume", file=sys.stderr)
         return 130
-    result = trainer.result(made.model("best"))
+    if not (folder / "result.json").exists():
+        trainer.loggers.log(trainer.step, {f"test/{name}": value for name, value in result["test"].items()})
+    trainer.loggers.close("FINISHED")
     write_json(folder / "result.json", result)
     if options.json:
         print(json.dumps(result, indent=1))
@@ -96,6 +110,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"test      Recall@10 {test['recall@10']:.4f}  NDCG@10 {test['ndcg@10']:.4f}")
         print(f"next      lrurec evaluate {options.out}")
     return 0
+
+
+def _warn(message: str) -> None:
+    print(f"lrurec: {message}", file=sys.stderr)
 
 
 @contextmanager

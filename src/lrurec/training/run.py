@@ -6,6 +6,8 @@ metrics.jsonl       one line per validation
 best.safetensors    the weights with the best validation Recall@10
 last.safetensors    everything needed to go on
 result.json         test metrics of the best weights, once training is done
+tensorboard/        the same metrics and the training curves as event files, where TensorBoard is installed
+mlflow.json         which run at the MLflow server it is, if there is one
 """
 
 import json

@@ -28,8 +28,10 @@ from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy, sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
+from lrurec.training.loggers import Loggers
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
+LOG_EVERY = 50  # steps between two points of the training curves
 
 
 class TrainingFailed(LrurecError):
@@ -104,6 +106,7 @@ class Trainer:
         self.waited = 0  # validations without a better recall
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
+        self.loggers = Loggers()  # set from outside: who else hears of the metrics
 
     def resume(self) -> None:
         tensors, state = load_checkpoint(self.folder / LAST)
@@ -112,7 +115,6 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.stopped = state["stopped"]
-        self._forget_after(self.step)
 
     def _forget_after(self, step: int) -> None:
         """Drop metrics that were written after the checkpoint: they will be written again."""
@@ -124,6 +126,7 @@ class Trainer:
             aside.replace(path)
 
     def save(self) -> None:
+        self.loggers.flush()  # first: what comes after the last checkpoint is logged again
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -137,6 +140,8 @@ class Trainer:
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
         t = self.config.training
+        self._forget_after(self.step)
+        items, spent = 0, 0.0
         while self.step < self.steps and not self.stopped:
             started = time.perf_counter()
             loss, count = self._one_step()
@@ -144,7 +149,14 @@ class Trainer:
             took = time.perf_counter() - started
             self.seconds += took
             watch(Progress(self.step, self.steps, loss, count / took, self.seconds, self.best))
-            if self.step % t.validate_every == 0 or self.step == self.steps:
+            items, spent = items + count, spent + took
+            validates = self.step % t.validate_every == 0 or self.step == self.steps
+            if validates or self.step % LOG_EVERY == 0:
+                rate = self.optimizer.param_groups[0]["lr"]
+                values = {"loss": loss, "learning_rate": rate, "items_per_second": items / spent}
+                self.loggers.log(self.step, {f"train/{name}": value for name, value in values.items()})
+                items, spent = 0, 0.0
+            if validates:
                 self._validate(loss)
             if self.interrupted:
                 self.save()
@@ -197,10 +209,12 @@ class Trainer:
         else:
             self.waited += 1
             self.stopped = self.waited >= self.config.training.patience
-        self.save()
+        # Before the checkpoint: a row of a step that it does not reach is dropped on resume, and written again.
         row: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3), "loss": loss, **found}
         with (self.folder / METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
+        self.loggers.log(self.step, {f"valid/{name}": value for name, value in found.items()})
+        self.save()
 
     def evaluate(self, part: str) -> dict[str, float]:
         """Metrics of the model as it is now, on `valid` or `test`."""
