@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from lrurec.data.events import load_events
     from lrurec.data.split import by_time, leave_last_out
     from lrurec.recommender import Recommender
+    from lrurec.serving.service import Live
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "LrurecError", "Recommender", "by_time", "leave_last_out", "load_events"]
+__all__ = ["Dataset", "Live", "LrurecError", "Recommender", "by_time", "leave_last_out", "load_events"]
 
 _HOME = {
     "Dataset": "lrurec.data.dataset",
     "load_events": "lrurec.data.events",
+    "Live": "lrurec.serving.service",
     "Recommender": "lrurec.recommender",
     "by_time": "lrurec.data.split",
     "leave_last_out": "lrurec.data.split",

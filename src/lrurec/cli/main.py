@@ -24,6 +24,7 @@ examples:
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
   lrurec import-checkpoint --help               a checkpoint of the authors' code to a run
+  lrurec export runs/mine --out artifacts/mine  all that is needed to recommend, and no torch
   lrurec doctor                                 what this machine has
 """
 
