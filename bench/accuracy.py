@@ -41,6 +41,7 @@ CASES = {
             "model.dropout=0.6",
             "training.steps=10000",
             "training.learning_rate=0.003",
+            "training.validate_every=1000",
             "training.loss=sampled",
             "training.negatives=4096",
             "training.shared_negatives=true",

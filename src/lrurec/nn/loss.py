@@ -246,10 +246,14 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        d_hidden, d_table, d_bias = ctx.saved_tensors
-        if grad.device.type == "cpu" and float(grad) == 1.0:  # the common case: no pass over the table
-            return d_hidden, d_table, d_bias, None, None, None
-        return d_hidden * grad, d_table * grad, d_bias * grad, None, None, None
+        return (*_scaled(ctx.saved_tensors, grad), None, None, None)
+
+
+def _scaled(gradients: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if grad.device.type == "cpu" and float(grad) == 1.0:  # the common case: no pass over the table
+        return gradients
+    d_hidden, d_table, d_bias = gradients
+    return d_hidden * grad, d_table * grad, d_bias * grad
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
@@ -341,8 +345,7 @@ class _SampledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_table, d_bias = ctx.saved_tensors
-        return d_hidden * grad, d_table * grad, d_bias * grad, None, None, None, None
+        return (*_scaled(ctx.saved_tensors, grad), None, None, None, None)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
