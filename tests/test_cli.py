@@ -20,6 +20,7 @@ COMMANDS = [
     ["recommend"],
     ["report"],
     ["import-checkpoint"],
+    ["export"],
     ["doctor"],
 ]
 

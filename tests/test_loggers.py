@@ -1,17 +1,19 @@
 """TensorBoard and MLflow: they get what metrics.jsonl has, once, and never stop a training."""
 
 import json
-import sys
-from collections import defaultdict
-from importlib.machinery import ModuleSpec
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+with warnings.catch_warnings(action="ignore"):
+    import mlflow
 
 import lrurec
 from conftest import Run as Command
@@ -22,6 +24,7 @@ from lrurec.training.loggers import Loggers, Row, loggers_for
 from lrurec.training.run import Run
 from lrurec.training.trainer import LAST, METRICS, Trainer, learning_rate
 
+OWN_WARNINGS = pytest.mark.filterwarnings("ignore")  # those of mlflow itself
 SMALL = [
     "model.width=16",
     "model.channels=8",
@@ -183,133 +186,78 @@ def test_a_broken_tensorboard_is_one_line(cycle: Path, run: Command, monkeypatch
     ]
 
 
-class Server(ModuleType):
-    """As much of mlflow as is used, in memory, with the same refusals."""
-
-    class MlflowException(Exception):
-        error_code = "RESOURCE_DOES_NOT_EXIST"
-
-    def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.__spec__ = ModuleSpec("mlflow", None)
-        self.entities = SimpleNamespace(
-            Metric=lambda key, value, at, step: SimpleNamespace(key=key, value=value, step=step),
-            Param=lambda key, value: (key, value),
-        )
-        self.metrics: dict[str, dict[str, list[Any]]] = {}
-        self.params: dict[str, str] = {}
-        self.active: str | None = None
-        self.outcomes: list[str] = []
-        self.down = False
-
-    def MlflowClient(self) -> "Server":
-        return self
-
-    def start_run(self, run_id: str | None = None, run_name: str | None = None) -> Any:
-        self._answer()
-        assert self.active is None
-        if run_id is not None and run_id not in self.metrics:
-            raise self.MlflowException
-        self.active = run_id or f"{run_name}-{len(self.metrics)}"
-        metrics = self.metrics.setdefault(self.active, defaultdict(list))
-        return SimpleNamespace(info=SimpleNamespace(run_id=self.active), data=SimpleNamespace(metrics=dict(metrics)))
-
-    def end_run(self, status: str) -> None:
-        self.active = None
-        self.outcomes.append(status)
-
-    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-        self._answer()
-        assert len(metrics) <= 1000 and not any("@" in m.key for m in metrics)
-        for m in metrics:
-            self.metrics[run_id][m.key].append(m)
-        self.params |= dict(params)
-
-    def get_metric_history(self, run_id: str, key: str) -> Any:
-        return self.metrics[run_id][key]
-
-    def _answer(self) -> None:
-        if self.down:
-            raise ConnectionError("the server is down")
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    made = Server()
-    monkeypatch.setitem(sys.modules, "mlflow", made)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://nowhere.invalid")
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A real MLflow that keeps its runs in a folder; gives its address."""
+    address = f"file://{tmp_path}/mlflow"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    return made
+    yield address
+    mlflow.end_run()
 
 
-def test_mlflow_has_every_step_once_even_after_a_kill(cycle: Path, server: Server) -> None:
-    part = cycle.parent / "part"
-    first = trainer(cycle, part)
-    train_until(first, 59)
-    server.end_run("")  # the process is gone
-    again = trainer(cycle, part)
-    again.train()
-    again.loggers.close()
-    assert list(server.metrics) == ["part-0"] and json.loads((part / "mlflow.json").read_text())["run_id"] == "part-0"
-    history = {key: [(m.step, m.value) for m in values] for key, values in server.metrics["part-0"].items()}
-    assert [s for s, _ in history["train/loss"]] == LOGGED
-    assert history["valid/recall_at_10"] == [(r["step"], r["recall@10"]) for r in validations(part)]
-    assert server.params["model.width"] == "16" and server.params["training.learning_rate"] == "0.02"
-    assert server.outcomes[-1] == "FINISHED"
+def steps_of(address: str, run: Path, key: str) -> list[tuple[int, float]]:
+    client = mlflow.MlflowClient(address)
+    run_id = json.loads((run / "mlflow.json").read_text())["run_id"]
+    return [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
 
 
-def test_mlflow_at_another_server_begins_anew(cycle: Path, server: Server) -> None:
+@OWN_WARNINGS
+def test_mlflow_has_every_step_once_even_after_a_kill(cycle: Path, server: str) -> None:
     part = cycle.parent / "part"
     train_until(trainer(cycle, part), 59)
-    server.end_run("")
-    server.metrics.clear()
+    before = json.loads((part / "mlflow.json").read_text())["run_id"]
+    mlflow.end_run("KILLED")  # the process is gone
     again = trainer(cycle, part)
     again.train()
     again.loggers.close()
-    assert [m.step for m in server.metrics["part-0"]["train/loss"]] == [s for s in LOGGED if s > 40]
+    assert json.loads((part / "mlflow.json").read_text())["run_id"] == before
+    assert [s for s, _ in steps_of(server, part, "train/loss")] == LOGGED
+    found = [(int(r["step"]), r["recall@10"]) for r in validations(part)]
+    assert same(steps_of(server, part, "valid/recall_at_10"), found)
+    made = mlflow.MlflowClient(server).get_run(before)
+    assert made.info.status == "FINISHED" and made.info.run_name == "part"
+    assert made.data.params["model.width"] == "16" and made.data.params["training.learning_rate"] == "0.02"
 
 
-def test_mlflow_that_is_down_at_first(cycle: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@OWN_WARNINGS
+def test_mlflow_at_another_server_begins_anew(cycle: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = cycle.parent / "part"
+    train_until(trainer(cycle, part), 59)
+    mlflow.end_run("KILLED")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{server}-other")
+    again = trainer(cycle, part)
+    again.train()
+    again.loggers.close()
+    assert [s for s, _ in steps_of(f"{server}-other", part, "train/loss")] == [s for s in LOGGED if s > 40]
+
+
+@OWN_WARNINGS
+def test_mlflow_that_is_down_at_first(cycle: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSE", 0.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
     warned: list[str] = []
-    server.down = True
-    t = trainer(cycle, cycle.parent / "run", warned)
+    run = cycle.parent / "run"
+    t = trainer(cycle, run, warned)
 
     def watch(progress: object) -> None:
-        server.down = t.step < 70
+        if t.step == 70:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
 
     t.train(watch)
     t.loggers.close()
-    assert [m.step for m in server.metrics["run-0"]["train/loss"]] == LOGGED
-    assert len(warned) == 1 and "MLflow does not take the metrics (the server is down)" in warned[0]
+    assert [s for s, _ in steps_of(server, run, "train/loss")] == LOGGED
+    assert len(warned) == 1 and "MLflow does not take the metrics" in warned[0]
 
 
-def test_mlflow_is_not_used_uninvited(cycle: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_is_not_used_uninvited(cycle: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.chdir(cycle.parent)
     t = trainer(cycle, cycle.parent / "run")
     t.train()
     t.loggers.close()
-    assert server.metrics == {} and sorted(p.name for p in cycle.parent.iterdir()) == ["data", "run"]
-
-
-@pytest.mark.filterwarnings("ignore")  # its own
-def test_a_real_mlflow(cycle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (too heavy to be pinned for the tests)")
-    pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no database of its own")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{cycle.parent}/mlflow.db")
-    part = cycle.parent / "part"
-    train_until(trainer(cycle, part), 59)
-    mlflow.end_run("KILLED")
-    again = trainer(cycle, part)
-    again.train()
-    again.loggers.close()
-    client = mlflow.MlflowClient()
-    made = client.get_run(json.loads((part / "mlflow.json").read_text())["run_id"])
-    assert made.info.status == "FINISHED" and made.info.run_name == "part"
-    assert made.data.params["training.steps"] == "120"
-    assert [m.step for m in client.get_metric_history(made.info.run_id, "train/loss")] == LOGGED
-    found = [(m.step, m.value) for m in client.get_metric_history(made.info.run_id, "valid/recall_at_10")]
-    assert same(found, [(int(r["step"]), r["recall@10"]) for r in validations(part)])
+    assert sorted(p.name for p in cycle.parent.iterdir()) == ["data", "run"]
+    assert not (cycle.parent / "run" / "mlflow.json").exists()

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import textwrap
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,8 @@ def run(options: argparse.Namespace) -> int:
             state = f"install the extra '{part['extra']}' for it; missing: {', '.join(part['missing'])}"
         print(f"{name:<14}{state}")
         have = ", ".join(f"{p} {v}" for p, v in part["packages"].items() if v)
-        if have:
-            print(f"{'':<14}{have}")
+        for line in textwrap.wrap(have, 80):
+            print(f"{'':<14}{line}")
     for program, use in PROGRAMS.items():
         print(f"{program:<14}{'found' if found['programs'][program] else 'not found'} (a program, for {use})")
     return 0
