@@ -39,7 +39,7 @@ CASES = {
         "beauty/beauty.txt.gz",
         (
             "model.dropout=0.6",
-            "training.steps=10000",
+            "training.steps=8000",
             "training.learning_rate=0.003",
             "training.validate_every=1000",
             "training.loss=sampled",
