@@ -6,8 +6,8 @@ its exponentials, then, with the sums known, the gradients from the same tiles. 
 groups of its own. Large ones: each thread takes a part of the items, so that the table is read and its gradient
 written once per group, by one thread.
 
-With `half`, the products are taken in bfloat16 and everything is summed in float32: about twice as fast on a processor
-(or GPU) that multiplies bfloat16, for scores that are off by up to 0.4%.
+With `half`, the products are taken in bfloat16 and everything is summed in float32: faster on a processor (or GPU) that
+multiplies bfloat16 (results/train.md), for scores that are off by up to 0.4%.
 """
 
 from itertools import pairwise

@@ -39,7 +39,7 @@ class TrainingConfig:
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
-    precision: str = "float32"  # or bfloat16: the products of the full loss, about twice as fast on some processors
+    precision: str = "float32"  # or bfloat16: the products of the full loss; faster on some processors
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
