@@ -16,7 +16,7 @@ from lrurec.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
-from lrurec.kernels import at_least
+from lrurec.kernels.softmax import at_least
 from lrurec.models.base import Model
 from lrurec.nn.threads import at_once, shares
 

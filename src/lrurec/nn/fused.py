@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrurec import kernels
+from lrurec.kernels import block as kernels
 from lrurec.nn.dropout import Keys, limit_of
 from lrurec.nn.threads import at_once
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrurec.kernels import (
+from lrurec.kernels.softmax import (
     add_rows16,
     at_targets,
     column_sums16,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec import kernels
+from lrurec.kernels import block, step
 
 Floats = NDArray[np.float32]
 _ROWS = 4096  # positions encoded together
@@ -89,7 +89,7 @@ class Engine:
         inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
         scratch = np.empty((2, inside), np.float32)
         flat = states.reshape(len(states), self.shape.blocks, 2 * self.shape.channels)
-        kernels.advance(flat, x, scratch, *self._switches, *self._arrays)
+        step.advance(flat, x, scratch, *self._switches, *self._arrays)
         return x
 
     def encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -115,7 +115,7 @@ class Engine:
         states = np.empty((len(ends), s.blocks, 2, s.channels), np.float32)
         for k in range(s.blocks):
             h = x @ w["b"][k] + w["b_bias"][k]
-            kernels.recur(h, w["lam"][k], opens, 0, len(h))
+            block.recur(h, w["lam"][k], opens, 0, len(h))
             states[:, k] = h[ends].reshape(-1, 2, s.channels)
             if k == s.blocks - 1:  # behind the last recurrence, only the ends matter
                 h, x = h[ends], x[ends]
@@ -132,14 +132,12 @@ class Engine:
             return x
         out, spread = np.empty_like(x), np.empty(len(x), np.float32)
         nothing = np.zeros_like(x)
-        kernels.add_and_normalise(
-            nothing, x, 0, _NONE, _NONE, np.float32(1), gain, shift, np.empty_like(x), spread, out
-        )
+        block.add_and_normalise(nothing, x, 0, _NONE, _NONE, np.float32(1), gain, shift, np.empty_like(x), spread, out)
         return out
 
 
 def _gelu(a: Floats) -> Floats:
-    kernels.gelu(a, 0, _NONE, _NONE, np.float32(1), a)
+    block.gelu(a, 0, _NONE, _NONE, np.float32(1), a)
     return a
 
 

@@ -1,0 +1,101 @@
+"""One event for each of some users through all blocks, without a product that is worth a library call."""
+
+from typing import Any
+
+import numpy as np
+
+from lrurec.kernels.arithmetic import compiled, exp, f4, inlined, upper_tail
+
+
+@inlined
+def _times(x: Any, matrix: Any, bias: Any, out: Any) -> None:
+    """out = x matrix + bias, for matrix [in, out]: the inner loop runs along its rows."""
+    for j in range(len(bias)):
+        out[j] = bias[j]
+    for i in range(matrix.shape[0]):
+        value = x[i]
+        for j in range(len(bias)):
+            out[j] += value * matrix[i, j]
+
+
+@inlined
+def _normalised(x: Any, gain: Any, shift: Any) -> None:
+    """LayerNorm in place."""
+    width = len(x)
+    total = f4(0)
+    for j in range(width):
+        total += x[j]
+    mean = f4(total / f4(width))
+    squares = f4(0)
+    for j in range(width):
+        squares += (x[j] - mean) * (x[j] - mean)
+    spread = f4(f4(1.0) / np.sqrt(f4(squares / f4(width) + f4(1e-5))))
+    for j in range(width):
+        x[j] = (x[j] - mean) * spread * gain[j] + shift[j]
+
+
+@inlined
+def _gelu_in_place(x: Any, width: Any) -> None:
+    for j in range(width):
+        v = x[j]
+        tail = upper_tail(v, exp(f4(f4(-0.5) * v * v)))
+        x[j] = f4(v * (f4(1.0) - tail if v > f4(0) else tail))
+
+
+@compiled
+def advance(
+    states: Any,
+    x: Any,
+    scratch: Any,
+    layer_norm: Any,
+    residual: Any,
+    pffn: Any,
+    outer_gelu: Any,
+    gain: Any,
+    shift: Any,
+    lam: Any,
+    b: Any,
+    b_bias: Any,
+    c: Any,
+    c_bias: Any,
+    gain1: Any,
+    shift1: Any,
+    w1: Any,
+    b1: Any,
+    w2: Any,
+    b2: Any,
+    gain2: Any,
+    shift2: Any,
+) -> None:
+    """x [B, D], the vectors of the items, becomes the hidden vectors; states [B, blocks, 2C] are updated.
+
+    `scratch` is [2, W], W at least 2C and 4D. The weights are those of lrurec.serving.engine.
+    """
+    width, channels = x.shape[1], lam.shape[2]
+    wide, narrow = scratch[0], scratch[1, :width]
+    for u in range(len(x)):
+        row = x[u]
+        if layer_norm:
+            _normalised(row, gain, shift)
+        for k in range(states.shape[1]):
+            state = states[u, k]
+            _times(row, b[k], b_bias[k], wide)
+            for j in range(channels):
+                real, imaginary = state[j], state[channels + j]
+                state[j] = lam[k, 0, j] * real - lam[k, 1, j] * imaginary + wide[j]
+                state[channels + j] = lam[k, 0, j] * imaginary + lam[k, 1, j] * real + wide[channels + j]
+            _times(state, c[k], c_bias[k], narrow)
+            for j in range(width):
+                row[j] = narrow[j] + row[j] if residual else narrow[j]
+            if layer_norm:
+                _normalised(row, gain1[k], shift1[k])
+            if pffn:
+                _times(row, w1[k], b1[k], wide)
+                _gelu_in_place(wide, b1.shape[1])
+                _times(wide, w2[k], b2[k], narrow)
+                if outer_gelu:
+                    _gelu_in_place(narrow, width)
+                for j in range(width):
+                    row[j] = narrow[j] + row[j] if residual else narrow[j]
+                if layer_norm:
+                    _normalised(row, gain2[k], shift2[k])
