@@ -13,12 +13,9 @@ from torch import Tensor
 from lrurec.data import negatives as negatives_module
 from lrurec.data.negatives import Negatives
 from lrurec.nn import loss as module
-from lrurec.nn.loss import (
-    cross_entropy,
-    cross_entropy_reference,
-    sampled_softmax,
-    sampled_softmax_reference,
-)
+from lrurec.nn import sampled as sampled_module
+from lrurec.nn.loss import cross_entropy, cross_entropy_reference
+from lrurec.nn.sampled import sampled_softmax, sampled_softmax_reference
 
 
 def case(
@@ -148,7 +145,7 @@ def test_sampled_agrees_with_torch(n: int, items: int, many: int, shared: bool, 
     negatives = torch.randint(0, items, (many,) if shared else (n, many), generator=g)
     log_q = torch.randn(items, dtype=torch.float64, generator=g) if corrected else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_GATHERED", block)
+        patch.setattr(sampled_module, "_GATHERED", block)
         found = sampled_softmax(h, e, b, y, negatives, log_q)
     expected = sampled_softmax_reference(h, e, b, y, negatives, log_q)
     assert torch.allclose(found, expected, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Losses over a large catalogue that never hold all scores. Knows vectors and targets, not models.
+"""Cross entropy over a large catalogue that never holds all scores. Knows vectors and targets, not models.
 
 Cross entropy: scores, softmax and all gradients are computed at once, in the forward pass; the backward only scales
 them. On a CPU a group of positions meets the catalogue in tiles that fit the cache: first every tile's product and
@@ -246,10 +246,11 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        return (*_scaled(ctx.saved_tensors, grad), None, None, None)
+        return (*scaled(ctx.saved_tensors, grad), None, None, None)
 
 
-def _scaled(gradients: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def scaled(gradients: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden, table and bias, times what comes from above."""
     if grad.device.type == "cpu" and float(grad) == 1.0:  # the common case: no pass over the table
         return gradients
     d_hidden, d_table, d_bias = gradients
@@ -269,106 +270,4 @@ def cross_entropy(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, 
     # Inside a Function nobody can see whether gradients are wanted at all.
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (hidden, table, bias))
     result: Tensor = _CrossEntropy.apply(hidden.contiguous(), table, bias, targets, gradients, half)  # type: ignore[no-untyped-call]
-    return result
-
-
-_GATHERED = 4 << 20  # bytes of item vectors or scores per block of a sampled loss
-
-
-def sampled_softmax_reference(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, log_q: Tensor | None = None
-) -> Tensor:
-    """The obvious twin: the vectors of all negatives at once."""
-    positive = (hidden * table[targets]).sum(-1, keepdim=True) + bias[targets, None]
-    vectors = table[negatives].expand(len(hidden), -1, -1)  # [N, K, d]
-    scores = torch.einsum("nd,nkd->nk", hidden, vectors) + bias[negatives]
-    if log_q is not None:
-        scores = scores - (log_q[negatives] + bias.new_tensor(negatives.shape[-1]).log())
-    scores = scores.masked_fill(negatives == targets[:, None], float("-inf"))
-    return F.cross_entropy(torch.cat([positive, scores], 1), torch.zeros_like(targets))
-
-
-class _SampledSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        table: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        negatives: Tensor,
-        log_q: Tensor | None,
-        gradients: bool,
-    ) -> Tensor:
-        hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
-        (count, width), shared, many = hidden.shape, negatives.ndim == 1, negatives.shape[-1]
-        offset = bias if log_q is None else bias - log_q - bias.new_tensor(many).log()
-        rows = max(1, _GATHERED // (many * (1 if shared else width) * hidden.element_size()))
-        scale = 1.0 / max(count, 1)
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        d_hidden, d_table, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
-        d_shared = hidden.new_zeros(many, width) if shared else None
-        for start in range(0, count, rows):
-            part = slice(start, start + rows)
-            h, y, n = hidden[part], targets[part], negatives if shared else negatives[part]
-            own, others = table[y], table.index_select(0, n.reshape(-1))  # [R, d], [R * K, d] or [K, d]
-            if shared:
-                scores = h @ others.T
-            else:
-                others = others.view(-1, many, width)
-                scores = torch.bmm(h[:, None], others.transpose(1, 2))[:, 0]
-            scores.add_(offset[n]).masked_fill_(n == y[:, None], float("-inf"))
-            s = torch.cat([(h * own).sum(1, keepdim=True) + bias[y, None], scores], 1)  # the target first
-            s.sub_(s.amax(1, keepdim=True))
-            at_target = s[:, :1].clone()
-            z = s.exp_().sum(1, keepdim=True)
-            total += (z.log() - at_target).sum()
-            if not gradients:
-                continue
-            s.mul_(scale / z)
-            g, g_own = s[:, 1:], s[:, :1] - scale
-            d_table.index_add_(0, y, g_own * h)
-            d_bias.index_add_(0, y, g_own[:, 0])
-            d_bias.index_add_(0, n.reshape(-1), g.sum(0) if shared else g.reshape(-1))
-            if d_shared is not None:
-                d_hidden[part] = g @ others + g_own * own
-                d_shared.addmm_(g.T, h)
-            else:
-                d_hidden[part] = torch.bmm(g[:, None], others)[:, 0] + g_own * own
-                outer = torch.mul(g[:, :, None], h[:, None], out=others)  # the vectors are no longer needed
-                d_table.index_add_(0, n.reshape(-1), outer.view(-1, width))
-        if gradients:
-            if d_shared is not None:
-                d_table.index_add_(0, negatives, d_shared)
-            ctx.save_for_backward(d_hidden, d_table, d_bias)
-        return total.mul_(scale).to(hidden.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_scaled(ctx.saved_tensors, grad), None, None, None, None)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def sampled_softmax(
-    hidden: Tensor,
-    table: Tensor,
-    bias: Tensor,
-    targets: Tensor,
-    negatives: Tensor,
-    log_q: Tensor | None = None,
-) -> Tensor:
-    """Cross entropy of the target among K sampled negatives: [N, K] per position, or [K] shared by all.
-
-    A negative that is the target by accident is left out. With `log_q` [V], the logarithm of the chance q to draw an
-    item, each negative counts 1 / (K q) times, and the target, which is not drawn, once:
-
-        Z = exp(s_target) + sum over negatives n != target of exp(s_n) / (K q_n)
-
-    The expectation of Z is the sum over the whole catalogue, so the more negatives, the nearer the gradient is to that
-    of the full softmax. Without `log_q` the target competes with the drawn items alone, as in the paper.
-    """
-    gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (hidden, table, bias))
-    result: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden.contiguous(), table, bias, targets, negatives, log_q, gradients
-    )
     return result

@@ -25,7 +25,8 @@ from lrurec.evaluation.ranking import rank
 from lrurec.evaluation.report import training_counts
 from lrurec.models.lrurec import LRURec
 from lrurec.nn.dropout import Keys
-from lrurec.nn.loss import cross_entropy, sampled_softmax
+from lrurec.nn.loss import cross_entropy
+from lrurec.nn.sampled import sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
 from lrurec.training.loggers import Loggers
