@@ -85,7 +85,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
     # torch's threads spin for a while after their work, on the cores that ours (lrurec.nn.threads) want by then: a
-    # training step took 1.2 times as long. It must be said before torch is imported; who has said otherwise is right.
+    # training step took 1.15 times as long. It must be said before torch is imported; who has said otherwise is right.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _stop) for number in watched}
