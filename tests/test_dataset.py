@@ -45,9 +45,11 @@ def test_opening_while_it_is_replaced(tmp_path: Path) -> None:
     done = threading.Event()
 
     def replace() -> None:
-        for k in range(60):
-            lrurec.load_events(log(9 + 30 * (k % 2)), out=out)
-        done.set()
+        try:
+            for k in range(60):
+                lrurec.load_events(log(9 + 30 * (k % 2)), out=out)
+        finally:
+            done.set()  # also where it fails: the test must end, and tell
 
     writer = threading.Thread(target=replace)
     writer.start()
