@@ -11,7 +11,8 @@ EXAMPLES = """\
 item numbers:
   The checkpoint knows items by number only. --items says which number is which item: a JSON object of item id
   to number, two columns item,number (CSV or TSV), or a list of ids whose line n is number n. The authors' code
-  keeps it as 'smap' in its dataset.pkl; this writes it as JSON:
+  keeps it as 'smap' in its dataset.pkl. lrurec opens no pickle, as it can run any code; of one that you made yourself,
+  this writes it as JSON:
 
     import json, pickle
     json.dump({str(k): v for k, v in pickle.load(open("dataset.pkl", "rb"))["smap"].items()}, open("smap.json", "w"))
