@@ -39,9 +39,9 @@ CASES = {
         "beauty/beauty.txt.gz",
         (
             "model.dropout=0.6",
-            "training.steps=8000",
+            "training.steps=12000",
             "training.learning_rate=0.003",
-            "training.validate_every=1000",
+            "training.validate_every=2000",
             "training.loss=sampled",
             "training.negatives=4096",
             "training.shared_negatives=true",

@@ -59,9 +59,9 @@ def test_tiles_agree_with_torch(
 ) -> None:
     """The compiled way, shared out by positions or by items, whatever the tiles, groups and threads."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_TILE", tile)
+        patch.setattr(module._Group, "tile", tile)
         patch.setattr(module, "_FEW_ITEMS", 10**6 if share == "positions" else 0)
-        patch.setattr(module, "group_rows", lambda items: 70)
+        patch.setattr(module._Group, "rows", lambda items: 70)
         check(n, items, threads, n, torch.float32, 2e-5)
 
 
@@ -126,7 +126,9 @@ def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_groups_grow_no_further_than_the_store() -> None:
-    assert [module.group_rows(items) for items in (5, 3_416, 57_289, 200_000, 20_000_000)] == [128, 128, 256, 83, 64]
+    sizes = (5, 3_416, 57_289, 200_000, 20_000_000)
+    assert [module._Group.rows(items) for items in sizes] == [128, 128, 256, 83, 64]
+    assert [module._HalfGroup.rows(items) for items in sizes] == [256, 256, 256, 167, 64]
 
 
 @given(

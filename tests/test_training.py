@@ -14,8 +14,10 @@ import torch
 
 import lrurec
 from lrurec.errors import FolderError, SettingsError
+from lrurec.nn.loss import cross_entropy
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.config import RunConfig, config_for, from_values, to_toml
+from lrurec.training.run import Run
 from lrurec.training.trainer import BEST, LAST, METRICS, Trainer, TrainingFailed, learning_rate, optimizer_for
 
 SMALL = [
@@ -115,6 +117,27 @@ def test_a_loss_that_is_no_number(cycle: lrurec.Dataset, tmp_path: Path) -> None
         t.model.bias[0] = float("nan")
     with pytest.raises(TrainingFailed, match=r"lower training\.learning_rate"):
         t.train()
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_precision_reaches_the_loss_and_auto_is_recorded(
+    cycle: lrurec.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: bool
+) -> None:
+    asked = []
+
+    def spy(*inputs: torch.Tensor, half: bool) -> torch.Tensor:
+        asked.append(half)
+        found: torch.Tensor = cross_entropy(*inputs, half=half)
+        return found
+
+    monkeypatch.setattr("lrurec.training.trainer.cross_entropy", spy)
+    monkeypatch.setattr("lrurec.training.trainer.multiplies_half", lambda device: able)
+    config = config_for("fast", None, ["training.steps=1", "model.width=8"])
+    assert config.training.precision == "auto"
+    run = Run.create(tmp_path / "run", cycle, config)
+    assert Run.open(tmp_path / "run").config.training.precision == ("bfloat16" if able else "float32")
+    Trainer(lrurec.leave_last_out(cycle), cycle.n_items, run.config, run.folder).train()
+    assert asked == [able]
 
 
 def test_decay_groups(cycle: lrurec.Dataset, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from lrurec.kernels.softmax import (
 )
 from lrurec.nn.threads import at_once
 
-_TILE = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
 _FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
 _STORE = 64 << 20  # bytes of exponentials per group of positions where items are shared out
 _SCORES_ON_DEVICE = 1 << 27  # scores at a time in plain torch
@@ -40,19 +39,29 @@ def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets
     return F.cross_entropy(hidden @ table.T + bias, targets)
 
 
-def group_rows(items: int) -> int:
-    """How many positions meet the catalogue together: at least 64, or reading it costs more than the products."""
-    return 128 if items <= _FEW_ITEMS else min(256, max(64, _STORE // (4 * items)))
+def multiplies_half(device: torch.device) -> bool:
+    """Whether products of bfloat16 have instructions of their own there; else they are emulated, and slow."""
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 class _Group:
     """Some positions against the items of one part of the catalogue, tile by tile."""
 
     dtype = torch.float32
+    tile = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
+    few_rows = 128  # positions per group over few items
+
+    @classmethod
+    def rows(cls, items: int) -> int:
+        """How many positions meet the catalogue together: at least 64, or reading it costs more than the products."""
+        return cls.few_rows if items <= _FEW_ITEMS else min(256, max(64, _STORE // (cls.dtype.itemsize * items)))
 
     def __init__(self, table: Tensor, bias: Tensor, rows: int) -> None:
         self.table, self.bias = table.to(self.dtype), bias
-        self.tiles = [(k, min(k + _TILE, len(table))) for k in range(0, len(table), _TILE)]
+        self.tiles = [(k, min(k + self.tile, len(table))) for k in range(0, len(table), self.tile)]
         self.store = torch.empty(rows * len(table), dtype=self.dtype)
         self.references = np.empty((len(self.tiles), rows), np.float32)
 
@@ -88,6 +97,8 @@ class _HalfGroup(_Group):
     """The same with products of bfloat16."""
 
     dtype = torch.bfloat16
+    tile = 3420
+    few_rows = 256
 
     def _exponentials(self, scores: Tensor, *others: Any) -> None:
         exponentials16(scores.view(torch.int16).numpy(), *others)
@@ -95,7 +106,7 @@ class _HalfGroup(_Group):
     def gradients(
         self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
     ) -> None:
-        rows, sums, ones = len(hidden), d_bias.numpy(), np.ones(_TILE, np.float32)
+        rows, sums, ones = len(hidden), d_bias.numpy(), np.ones(self.tile, np.float32)
         for k, (start, stop) in enumerate(self.tiles):
             p = self._tile(rows, start, stop)
             w = weight * np.exp(self.references[k, :rows] - largest)
@@ -113,9 +124,9 @@ def _share_positions(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
-    count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
-    share = max(1, -(-count // (threads * rows))) * rows
     kind = _HalfGroup if half else _Group
+    count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
+    share = max(1, -(-count // (threads * rows))) * rows
     losses = torch.empty(count)
     d_hidden = torch.zeros_like(hidden) if gradients else hidden[:0]
 
@@ -151,8 +162,8 @@ def _share_items(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes a part of the items; all meet the same group of positions."""
-    count, rows, threads = len(hidden), group_rows(len(table)), torch.get_num_threads()
     kind = _HalfGroup if half else _Group
+    count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
     bounds = np.linspace(0, len(table), threads + 1).astype(int)
     parts = [slice(int(a), int(b)) for a, b in pairwise(bounds)]
     groups = at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts)

@@ -13,7 +13,7 @@ CHOICES = {
     "schedule": ("constant", "one-cycle"),
     "loss": ("full", "sampled"),
     "negatives_from": ("uniform", "popularity"),
-    "precision": ("float32", "bfloat16"),
+    "precision": ("float32", "bfloat16", "auto"),
 }
 
 
@@ -39,7 +39,7 @@ class TrainingConfig:
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
-    precision: str = "float32"  # or bfloat16: the products of the full loss; faster on some processors
+    precision: str = "float32"  # or bfloat16, for the products of the full loss; auto: where the processor has them
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -70,6 +70,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
             "steps": 3500,
             "validate_every": 500,
             "patience": 1000,
+            "precision": "auto",
         },
     },
 }

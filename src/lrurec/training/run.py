@@ -27,7 +27,7 @@ from lrurec.folder import MANIFEST, read_manifest
 from lrurec.models.lrurec import LRURec
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
-from lrurec.training.trainer import BEST, LAST, build
+from lrurec.training.trainer import BEST, LAST, build, settled
 
 KIND, VERSION = "run", 1
 
@@ -46,7 +46,7 @@ class Run:
         refuse_used(folder, "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return cls.begin(folder, dataset, config)
+            return cls.begin(folder, dataset, settled(config))
         except OSError as error:
             raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
 

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lrurec.evaluation.ranking import rank
 from lrurec.evaluation.report import training_counts
 from lrurec.models.lrurec import LRURec
 from lrurec.nn.dropout import Keys
-from lrurec.nn.loss import cross_entropy
+from lrurec.nn.loss import cross_entropy, multiplies_half
 from lrurec.nn.sampled import sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
@@ -49,6 +49,15 @@ class Progress:
     items_per_second: float
     seconds: float
     best: dict[str, float] | None
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The config with `auto` decided for this machine, as a run records it: a resumed run goes on as it began."""
+    t = config.training
+    if t.precision != "auto":
+        return config
+    precision = "bfloat16" if multiplies_half(torch.device(t.device)) else "float32"
+    return replace(config, training=replace(t, precision=precision))
 
 
 def build(items: int, config: RunConfig) -> LRURec:
@@ -87,7 +96,7 @@ class Trainer:
 
     def __init__(self, split: Split, items: int, config: RunConfig, folder: Path) -> None:
         t = config.training
-        self.split, self.config, self.folder = split, config, folder
+        self.split, self.config, self.folder = split, settled(config), folder
         self.windows = Windows.of(split.train, t.max_length, drop_rest=t.drop_rest)
         self.sampler = Sampler(len(self.windows), t.batch, t.seed)
         self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
@@ -193,7 +202,8 @@ class Trainer:
         table, bias = self.model.item_table()
         loss: Tensor
         if self.negatives is None:
-            loss = cross_entropy(hidden, table, bias, targets)
+            half = self.config.training.precision == "bfloat16"
+            loss = cross_entropy(hidden, table, bias, targets, half=half)
         else:
             shared = self.config.training.shared_negatives
             drawn = torch.from_numpy(self.negatives.drawn(self.step, None if shared else len(targets)))
