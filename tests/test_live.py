@@ -65,7 +65,8 @@ def test_many_events_step_as_they_encode(live: Live) -> None:
     history = [f"i{k % 12:02}" for k in np.random.default_rng(0).integers(0, 12, 100)]
     for item in history:
         state = live.observe("ann", item).state
-    encoded = live.states.replay(history)
+    states = live.served.states
+    encoded = states.replay(np.array([states.index(item) for item in history]))
     assert np.allclose(np.frombuffer(state, np.float32), np.frombuffer(encoded, np.float32), atol=1e-5)
 
 
@@ -79,9 +80,9 @@ def test_strangers_get_what_is_popular(live: Live) -> None:
 def test_unknown_items_are_named_and_not_stored(live: Live) -> None:
     with pytest.raises(InputError, match="item 'soap' is not in the artifact"):
         live.observe("ann", "soap")
-    assert live.store.read("ann", live.states) is None
+    assert live.store.read("ann", live.served.states) is None
     live.observe("ann", "i03")
-    live.store.append("ann", [Event("soap", 1)], live.states)  # as if an older artifact had known it
+    live.store.append("ann", [Event("soap", 1)], live.served.states)  # as if an older artifact had known it
     assert live.recommend("ann", 3) == live.recommend_for(["i03"], 3)
 
 

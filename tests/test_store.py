@@ -6,30 +6,45 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrurec.serving.store.base import Event, StoreError
+from lrurec.errors import InputError
+from lrurec.serving.store.base import Event, Indices, Kept, Store, StoreError
 from lrurec.serving.store.embedded import PIECE, EmbeddedStore
 
 
 class Chain:
-    """A model whose state tells every item and their order."""
+    """A model whose state tells every item and their order. It does not know items that begin with a question mark."""
 
     def __init__(self, id: str = "first") -> None:
         self.id = id
 
-    def replay(self, items: Sequence[str], state: bytes | None = None) -> bytes:
+    def index(self, item: str) -> int:
+        return -1 if item.startswith("?") else int.from_bytes(blake2b(item.encode(), digest_size=6).digest())
+
+    def replay(self, items: Indices, state: bytes | None = None) -> bytes:
         state = state or self.id.encode()
-        for item in items:
-            state = blake2b(state + item.encode(), digest_size=8).digest()
+        for item in items[items >= 0]:
+            state = blake2b(state + item.tobytes(), digest_size=8).digest()
         return state
+
+    def replay_many(self, items: Indices, offsets: Indices) -> list[bytes]:
+        return [self.replay(items[a:b]) for a, b in pairwise(offsets)]
+
+    def after(self, *items: str) -> bytes:
+        return self.replay(self.indices(*items))
+
+    def indices(self, *items: str) -> Indices:
+        return np.array([self.index(item) for item in items], np.int64)
 
 
 FIRST, SECOND = Chain(), Chain("second")
@@ -42,22 +57,33 @@ def store(tmp_path: Path) -> Iterator[EmbeddedStore]:
     made.close()
 
 
+def wait_for(happens: Callable[[], bool]) -> bool:
+    """Whether something happens within ten seconds."""
+    for _ in range(1000):
+        if happens():
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def events(*items: str, start: int = 0) -> list[Event]:
     return [Event(item, start + k) for k, item in enumerate(items)]
 
 
-def items_of(store: EmbeddedStore, user: str) -> list[str]:
+def items_of(store: Store, user: str) -> list[str]:
     record = store.read(user, FIRST)
     assert record is not None
     items = [e.item for e in record.events]
-    assert record.state == FIRST.replay(items) == store.state(user, FIRST)
+    (look,) = store.look([user], FIRST)
+    assert look is not None and look.state == record.state == FIRST.after(*items)
+    assert look.seen.tolist() == [i for i in FIRST.indices(*items).tolist() if i >= 0]
     return items
 
 
 def test_append_and_read(store: EmbeddedStore) -> None:
-    assert store.read("ann", FIRST) is None and store.state("ann", FIRST) is None
+    assert store.read("ann", FIRST) is None and store.look(["ann", "bob"], FIRST) == [None, None]
     done = store.append("ann", events("tea", "jam"), FIRST)
-    assert (done.stored, done.length, done.state) == (2, 2, FIRST.replay(["tea", "jam"]))
+    assert (done.stored, done.length, done.state) == (2, 2, FIRST.after("tea", "jam"))
     store.append("ann", events("tea", start=9), FIRST)
     store.append("bob", events("jam"), FIRST)
     assert items_of(store, "ann") == ["tea", "jam", "tea"]
@@ -91,8 +117,11 @@ def test_late_events_are_placed_by_time(store: EmbeddedStore) -> None:
 
 def test_a_state_of_another_artifact_is_made_again(store: EmbeddedStore) -> None:
     store.append("ann", events("a", "b"), FIRST)
-    assert store.state("ann", SECOND) == SECOND.replay(["a", "b"])
-    assert store.append("ann", events("c", start=5), SECOND).state == SECOND.replay(["a", "b", "c"])
+    first, (look,) = store.look(["ann"], FIRST)[0], store.look(["ann"], SECOND)
+    assert first is not None and not first.rebuilt
+    assert look is not None and look.state == SECOND.after("a", "b") and look.rebuilt
+    assert wait_for(lambda: not store.look(["ann"], SECOND)[0].rebuilt)  # type: ignore[union-attr]  # it is kept
+    assert store.append("ann", events("c", start=5), SECOND).state == SECOND.after("a", "b", "c")
     assert items_of(store, "ann") == ["a", "b", "c"]
 
 
@@ -218,7 +247,7 @@ def test_killed_at_any_moment_every_acknowledged_event_is_there_once(tmp_path: P
 
 def test_a_fault_in_one_append_harms_no_other(store: EmbeddedStore) -> None:
     class Broken(Chain):
-        def replay(self, items: Sequence[str], state: bytes | None = None) -> bytes:
+        def replay(self, items: Indices, state: bytes | None = None) -> bytes:
             raise ValueError("broken")
 
     futures = [store.submit("ann", events("tea"), Broken()), store.submit("bob", events("jam"), FIRST)]
@@ -235,6 +264,91 @@ def test_refusals(tmp_path: Path, store: EmbeddedStore) -> None:
     (tmp_path / "bad" / "data.mdb").write_bytes(b"no store" * 4096)
     with pytest.raises(StoreError, match="not a store of lrurec, or it is damaged"):
         EmbeddedStore(tmp_path / "bad")
-    for user, item in (("", "tea"), ("u" * 501, "tea"), ("ann", ""), ("ann", "i" * 501)):
-        with pytest.raises(StoreError, match="1 to 500 bytes"):
+    for user, item in (("", "tea"), ("u" * 501, "tea"), ("ann", ""), ("ann", "i" * 501), ("\ud800", "tea")):
+        with pytest.raises(InputError, match="1 to 500 bytes"):
             store.append(user, [Event(item, 0)], FIRST)
+
+
+def test_items_that_the_model_does_not_know_are_kept(store: EmbeddedStore) -> None:
+    store.append("ann", events("a", "?x", "b"), FIRST)
+    assert items_of(store, "ann") == ["a", "?x", "b"]
+    assert store.append("ann", events("?y", start=9), FIRST).state == FIRST.after("a", "b")
+
+
+def test_numbers_of_an_abandoned_transaction_are_not_remembered(store: EmbeddedStore) -> None:
+    """An append fails behind one that gave new items their numbers: they get others, and nobody mixes them up."""
+
+    class Broken(Chain):
+        def replay(self, items: Indices, state: bytes | None = None) -> bytes:
+            raise ValueError("broken")
+
+    with store._committing:  # so that both wait for the same commit
+        futures = [
+            store.submit("zoe", events("never-stored"), Broken()),
+            store.submit("ann", events("tea", "jam"), FIRST),
+            store.submit("zoe", events("never-stored-either"), Broken()),
+            store.submit("ann", events("egg", start=5), FIRST),
+        ]
+    assert [f.exception() is None for f in futures] == [False, True, False, True]
+    assert items_of(store, "ann") == ["tea", "jam", "egg"]
+
+
+def test_load_is_append_for_many(store: EmbeddedStore) -> None:
+    store.append("bob", [Event("old", 5, "e1")], FIRST)
+    (known,) = store.read("bob", FIRST).events  # type: ignore[union-attr]
+    rows = [
+        ("ann", [Kept("b", 2), Kept("a", 1), Kept("c", 2)]),
+        ("bob", [Kept("early", 1), known]),
+        ("ann", [Kept("d", 9)]),
+        ("eve", []),
+    ]
+    assert store.load(rows, FIRST) == 5
+    assert items_of(store, "ann") == ["a", "b", "c", "d"]
+    assert items_of(store, "bob") == ["early", "old"]
+    assert items_of(store, "eve") == [] and len(store) == 3
+
+
+def test_load_keeps_to_the_bound(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path / "s", bound=3)
+    store.load([("ann", [Kept(str(k), k, bytes([k + 1] * 16)) for k in range(200)])], FIRST)
+    assert items_of(store, "ann") == ["197", "198", "199"]
+    assert store.append("ann", [Event("again", 500)], FIRST).length == 4
+    store.close()
+
+
+def test_states_in_bulk(store: EmbeddedStore) -> None:
+    for k in range(20):
+        store.append(f"u{k}", events(*"abc"[: k % 4]), FIRST)
+    (portion,) = store.portions(SECOND)
+    assert portion.states == [None] * 20 and sorted(portion.users) == sorted(store.users())
+    states = SECOND.replay_many(portion.items, portion.offsets)
+    store.append("u7", events("late", start=50), FIRST)  # changed meanwhile: not to be overwritten
+    store.forget("u8")
+    assert store.put_states(portion, states, SECOND) == 18
+    looks = store.look(["u3", "u7"], SECOND)
+    assert [look.rebuilt for look in looks if look] == [False, True]
+    assert items_of(store, "u7") == ["a", "b", "c", "late"]
+
+
+def test_portions_leave_nobody_out(store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrurec.serving.store.embedded._PORTION", 7)
+    for k in range(40):
+        store.append(f"u{k}", events(*"abcde"[: k % 6]), FIRST)
+    found = [user for portion in store.portions(FIRST) for user in portion.users]
+    assert sorted(found) == sorted(f"u{k}" for k in range(40))
+    assert store.info() | {"bytes": 0} == {
+        "kind": "embedded",
+        "users": 40,
+        "events": sum(k % 6 for k in range(40)),
+        "items": 5,
+        "bytes": 0,
+        "states": {"first": 40},
+    }
+
+
+def test_after_closing(store: EmbeddedStore) -> None:
+    store.append("ann", events("tea"), FIRST)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.append("ann", events("tea"), FIRST)

@@ -1,5 +1,6 @@
 """Run to artifact. Knows both folders; what serving does with the second is not its concern."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,33 @@ from lrurec.data.dataset import Dataset
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
-from lrurec.serving.engine import Floats, Shape, tensors_of
+from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
+from lrurec.serving.indexing import LARGE, build_index
+from lrurec.serving.retrieval import Approximate, Exact
 from lrurec.training.run import Run
 
 _POPULAR = 1000
+_SAMPLE = 500  # users whose vectors an index is measured with
 
 
-def export(run: Run, dataset: Dataset, out: Path, checkpoint: str = "best") -> dict[str, Any]:
-    """Write the artifact of a run; it appears whole or not at all. Gives its manifest."""
+def export(
+    run: Run,
+    dataset: Dataset,
+    out: Path,
+    checkpoint: str = "best",
+    index: str = "auto",
+    watch: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Write the artifact of a run; it appears whole or not at all. Gives its manifest.
+
+    `index`: exact, approximate, or auto, which goes by the number of items.
+    """
+    if index == "auto":
+        index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
     model = run.model(checkpoint).cpu()
     table, bias = (t.detach().numpy() for t in model.item_table())
     shape = shape_of(model)
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": f"lrurec-{KIND}",
         "version": VERSION,
         "made_by": f"lrurec {lrurec.__version__}",
@@ -45,8 +61,20 @@ def export(run: Run, dataset: Dataset, out: Path, checkpoint: str = "best") -> d
         dataset.item_ids.save(work, "item_ids")
         if dataset.item_names is not None:
             dataset.item_names.save(work, "item_names")
+        manifest["index"] = {"kind": index}
+        if index == Approximate.kind:
+            hidden = sample_of(Engine(shape, weights_of(model), table), dataset)
+            manifest["index"] = build_index(work, table, bias, hidden, watch)
         write_manifest(work, manifest)
     return manifest
+
+
+def sample_of(engine: Engine, dataset: Dataset) -> Floats:
+    """What comes out behind the histories of some users: the questions that an index will be asked."""
+    users = np.random.default_rng(0).choice(dataset.n_users, min(_SAMPLE, dataset.n_users), replace=False)
+    histories = [dataset.items[dataset.offsets[u] : dataset.offsets[u + 1]] for u in users]
+    offsets = np.concatenate([[0], np.cumsum([len(h) for h in histories])])
+    return engine.encode(np.concatenate(histories), offsets)[1]
 
 
 def shape_of(model: LRURec) -> Shape:

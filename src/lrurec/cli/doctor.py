@@ -18,7 +18,22 @@ from lrurec.cli.console import bytes_text
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prepare data": ("", ("numpy", "polars", "rich", "zstandard")),
     "train": ("train", ("torch", "numba", "safetensors")),
-    "serve": ("serve", ("numba", "safetensors", "lmdb", "redis", "starlette", "uvicorn")),
+    "serve": (
+        "serve",
+        (
+            "numba",
+            "safetensors",
+            "lmdb",
+            "redis",
+            "starlette",
+            "uvicorn",
+            "uvloop",
+            "httptools",
+            "msgspec",
+            "prometheus_client",
+            "faiss",
+        ),
+    ),
     "cluster": ("cluster", ("ray",)),
 }
 PROGRAMS = {"redis-server": "a shared store for serving"}

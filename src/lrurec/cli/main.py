@@ -25,6 +25,8 @@ examples:
   lrurec report runs/mine                       all of it on one HTML page
   lrurec import-checkpoint --help               a checkpoint of the authors' code to a run
   lrurec export runs/mine --out artifacts/mine  all that is needed to recommend, and no torch
+  lrurec serve artifacts/mine --store store/    recommendations over HTTP, and a page
+  lrurec store info store/                      what is known of whom; import, export, rebuild, verify
   lrurec doctor                                 what this machine has
 """
 
@@ -43,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
         prepare,
         recommend,
         report,
+        serve,
+        store,
         train,
     )
     from lrurec.cli.arguments import Parser
@@ -65,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     report.add(commands)
     import_checkpoint.add(commands)
     export.add(commands)
+    serve.add(commands)
+    store.add(commands)
     doctor.add(commands)
     return root
 
@@ -87,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # torch's threads spin for a while after their work, on the cores that ours (lrurec.nn.threads) want by then: a
     # training step took 1.15 times as long. It must be said before torch is imported; who has said otherwise is right.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's products are small; threads are shared out by hand
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _stop) for number in watched}
     try:

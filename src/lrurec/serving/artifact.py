@@ -5,12 +5,14 @@ weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
 table.npy             float32 [items, width]   what an item is as input, and what it is scored with
 bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
+index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval)
 item_ids.*            the ids, sorted; item_names.* where there are titles
 
 A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from lrurec.errors import FolderError, LrurecError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
 from lrurec.ids import IdTable, TextIds
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
+from lrurec.serving.retrieval import Approximate, Exact, Retriever
 
-KIND, VERSION = "artifact", 1
+KIND, VERSION = "artifact", 2
 WEIGHTS = "weights.safetensors"
 
 
@@ -80,6 +83,19 @@ class Artifact:
     @property
     def n_items(self) -> int:
         return len(self.bias)
+
+    def retriever(self) -> Retriever:
+        """How the best items are found: the way that was chosen at export."""
+        facts = self.manifest["index"]
+        if facts["kind"] == Exact.kind:
+            return Exact(self.engine.table, self.bias)
+        return Approximate.open(self.path, facts["probes"], self.engine.table, self.bias)
+
+    @cached_property
+    def lengths(self) -> Floats:
+        """|e| of every item."""
+        found: Floats = np.sqrt(np.einsum("ij,ij->i", self.engine.table, self.engine.table))
+        return found
 
     def name(self, item: int) -> str | None:
         """The title of an item, if it has one."""

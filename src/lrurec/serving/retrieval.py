@@ -1,14 +1,20 @@
 """The best items for some vectors. Knows vectors and item numbers, not users."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lrurec.errors import FolderError, MissingPartError
+from lrurec.kernels.select import keep_best
 from lrurec.serving.engine import Floats
+from lrurec.serving.store.base import Indices
 
-Indices = NDArray[np.int64]
+INDEX = "index.faiss"
+_TILE = 1 << 14  # items scored together: their scores stay in the cache
+_SORTED = 128  # results that are kept sorted while scanning; for more, all scores are partitioned
+Found = list[tuple[Indices, Floats]]
 
 
 class Retriever(Protocol):
@@ -16,39 +22,127 @@ class Retriever(Protocol):
 
     def search(
         self, queries: Floats, k: int, exclude: Sequence[Indices] | None = None, allow: Indices | None = None
-    ) -> list[tuple[Indices, Floats]]:
+    ) -> Found:
         """For each query (items, scores): at most k, none of its `exclude`, only such as `allow` has."""
 
 
 class Exact:
     """Scores every item: table . query + bias. Equal scores are in the order of the items."""
 
+    kind = "exact"
+
     def __init__(self, table: Floats, bias: Floats) -> None:
         self.table, self.bias = table, bias
 
     def search(
         self, queries: Floats, k: int, exclude: Sequence[Indices] | None = None, allow: Indices | None = None
-    ) -> list[tuple[Indices, Floats]]:
-        if allow is None:
-            scores = queries @ self.table.T + self.bias
-        else:
-            allow = np.unique(allow)
-            scores = queries @ self.table[allow].T + self.bias[allow]
+    ) -> Found:
+        if allow is not None:
+            return self._among(np.unique(allow), queries, k, exclude)
+        k = min(k, len(self.table))
+        if k <= 0:
+            return [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in queries]
+        if k > _SORTED:
+            return self._among(np.arange(len(self.table)), queries, k, exclude)
+        values = np.full((len(queries), k), -np.inf, np.float32)
+        items = np.full((len(queries), k), -1, np.int64)
+        out = [np.sort(rows) for rows in exclude] if exclude is not None and len(self.table) > _TILE else exclude
+        for first in range(0, len(self.table), _TILE):
+            last = min(first + _TILE, len(self.table))
+            scores = queries @ self.table[first:last].T
+            if out is not None:
+                for row, gone in zip(scores, out, strict=True):
+                    if len(self.table) > _TILE:
+                        gone = gone[np.searchsorted(gone, first) : np.searchsorted(gone, last)] - first
+                    row[gone] = -np.inf
+            keep_best(scores, self.bias[first:last], first, values, items)
+        if exclude is None:
+            return list(zip(items, values, strict=True))
+        return [
+            (i[: len(i) - gone], v[: len(i) - gone]) for i, v, gone in zip(items, values, _gaps(items), strict=True)
+        ]
+
+    def _among(self, allow: Indices, queries: Floats, k: int, exclude: Sequence[Indices] | None) -> Found:
+        """The same among some items: for lists of allowed ones, and for very many results."""
+        whole = len(allow) == len(self.table)
+        table, bias = (self.table, self.bias) if whole else (self.table[allow], self.bias[allow])
         found = []
-        for q, row in enumerate(scores):
+        for q, query in enumerate(queries):
+            scores = table @ query + bias
             if exclude is not None and len(exclude[q]):
-                row[_places(exclude[q], allow)] = -np.inf
-            best = _best(row, k)
-            found.append((best if allow is None else allow[best], row[best]))
+                scores[_places(exclude[q], allow)] = -np.inf
+            best = _best(scores, k)
+            found.append((allow[best], scores[best]))
         return found
 
 
-def _places(items: Indices, allow: Indices | None) -> Indices:
+class Approximate:
+    """Looks in the parts of the catalogue that are near (faiss, inverted lists); scores what it finds exactly.
+
+    The vectors in the index are those of the items with the bias as one more number.
+    """
+
+    kind = "approximate"
+
+    def __init__(self, index: Any, probes: int, table: Floats, bias: Floats) -> None:
+        self.index, self.exact = index, Exact(table, bias)
+        self.probes, self._faiss = probes, faiss()
+
+    @classmethod
+    def open(cls, folder: Path, probes: int, table: Floats, bias: Floats) -> "Approximate":
+        library = faiss()
+        try:
+            index = library.read_index(str(folder / INDEX), library.IO_FLAG_MMAP)
+        except RuntimeError as error:
+            raise FolderError(f"{folder / INDEX} cannot be read ({error}); export it again") from None
+        return cls(index, probes, table, bias)
+
+    def search(
+        self, queries: Floats, k: int, exclude: Sequence[Indices] | None = None, allow: Indices | None = None
+    ) -> Found:
+        if allow is not None:
+            return self.exact.search(queries, k, exclude, allow)
+        gone = [np.zeros(0, np.int64) for _ in queries] if exclude is None else exclude
+        wanted = min(k + max(len(g) for g in gone), len(self.exact.table)) if len(queries) else 0
+        parameters = self._faiss.SearchParametersIVF(nprobe=self.probes)
+        extended = np.concatenate([queries, np.ones((len(queries), 1), np.float32)], 1)
+        _, near = self.index.search(extended, max(wanted, 1), params=parameters)
+        found = []
+        for q, items in enumerate(near):
+            items = items[(items >= 0) & ~np.isin(items, gone[q])]
+            if len(items) < min(k, len(self.exact.table) - len(np.unique(gone[q]))):
+                found += self.exact.search(queries[q : q + 1], k, gone[q : q + 1])
+                continue
+            items = np.sort(items[:k])
+            scores = self.exact.table[items] @ queries[q] + self.exact.bias[items]
+            order = np.argsort(-scores, kind="stable")
+            found.append((items[order], scores[order]))
+        return found
+
+
+def faiss() -> Any:
+    """The library, or a sentence."""
+    try:
+        import faiss as library
+    except ImportError:
+        raise MissingPartError(
+            "an approximate index needs faiss; pip install 'lrurec[serve]', or export with --index exact"
+        ) from None
+    return library
+
+
+def _gaps(items: Indices) -> list[int]:
+    """How many places at the end of each row are not filled."""
+    return (items < 0).sum(1).tolist()  # type: ignore[no-any-return]
+
+
+def _places(items: Indices, allow: Indices) -> Indices:
     """Where items stand among the allowed ones; those that are not there are left out."""
-    if allow is None:
-        return items
-    at = np.minimum(np.searchsorted(allow, items), max(len(allow) - 1, 0))
-    return at[allow[at] == items] if len(allow) else at[:0]
+    if not len(allow):
+        return np.zeros(0, np.int64)
+    at = np.minimum(np.searchsorted(allow, items), len(allow) - 1)
+    there: Indices = at[allow[at] == items]
+    return there
 
 
 def _best(scores: Floats, k: int) -> Indices:

@@ -7,20 +7,27 @@ live.recommend("ann", k=5)
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lrurec.errors import InputError
+from lrurec.errors import InputError, LrurecError
 from lrurec.ids import Id
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.engine import Floats
-from lrurec.serving.retrieval import Exact, Indices
-from lrurec.serving.store.base import Appended, Event, Store
-from lrurec.serving.store.embedded import EmbeddedStore
+from lrurec.serving.retrieval import Retriever
+from lrurec.serving.store.base import Appended, Event, Indices, Store
+from lrurec.serving.store.opening import open_store
 
 _FEW = 16  # items that are stepped; more are encoded at once
+_NOBODY: Indices = np.zeros(0, np.int64)
+_TIMES = 1 << 62  # microseconds
+
+
+class UnknownItem(InputError):
+    """An item that the artifact does not have."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +48,49 @@ class States:
     def __init__(self, artifact: Artifact) -> None:
         self.artifact, self.id = artifact, artifact.id
         self._new = self._pack(artifact.engine.initial(1), artifact.engine.start[None])
+        self._known: dict[str, int] = {}
 
-    def replay(self, items: Sequence[str], state: bytes | None = None) -> bytes:
+    def index(self, item: str) -> int:
+        found = self._known.get(item)
+        if found is None:
+            at = self.artifact.item_ids.index(item)
+            if at is None:
+                return -1
+            found = self._known[item] = at
+        return found
+
+    def replay(self, items: Indices, state: bytes | None = None) -> bytes:
         engine = self.artifact.engine
-        known = [i for item in items if (i := self.artifact.item_ids.index(item)) is not None]
-        if not known:
+        items = items if len(items) == 1 and items[0] >= 0 else items[items >= 0]
+        if not len(items):
             return state or self._new
-        if state is None and len(known) > _FEW:
-            return self._pack(*engine.encode(np.array(known), np.array([0, len(known)])))
+        if state is None and len(items) > _FEW:
+            return self._pack(*engine.encode(items, np.array([0, len(items)])))
         states, hidden = self._unpack(state or self._new)
-        for item in known:
-            hidden = engine.step(states, np.array([item]))
+        for k in range(len(items)):
+            hidden = engine.step(states, items[k : k + 1])
         return self._pack(states, hidden)
 
-    def hidden(self, state: bytes | None) -> Floats:
-        """What the items are scored with: [1, width]."""
-        return self._unpack(state or self._new)[1]
+    def replay_many(self, items: Indices, offsets: Indices) -> list[bytes]:
+        known = items >= 0
+        at = np.concatenate([[0], np.cumsum(known)])[offsets]
+        states, hidden = self.artifact.engine.encode(items[known], at)
+        flat = np.concatenate([states.reshape(len(states), -1), hidden], 1)
+        empty = np.diff(at) == 0
+        return [self._new if none else row.tobytes() for row, none in zip(flat, empty.tolist(), strict=True)]
+
+    def hidden(self, state: bytes) -> Floats:
+        """What the items are scored with: [width]."""
+        return np.frombuffer(state, np.float32)[self.artifact.engine.shape.state_floats :]
+
+    def magnitudes(self, state: bytes) -> Floats:
+        """|h| per block and channel."""
+        states = self._unpack(state)[0][0]
+        found: Floats = np.hypot(states[:, 0], states[:, 1])
+        return found
 
     def _pack(self, states: Floats, hidden: Floats) -> bytes:
-        return states.tobytes() + hidden.astype(np.float32).tobytes()
+        return states.tobytes() + hidden.astype(np.float32, copy=False).tobytes()
 
     def _unpack(self, raw: bytes) -> tuple[Floats, Floats]:
         shape = self.artifact.engine.shape
@@ -68,20 +99,107 @@ class States:
         return states.copy(), flat[shape.state_floats :].reshape(1, shape.width)
 
 
+class Served:
+    """One artifact, ready to answer. It never changes: a request that began with it ends with it."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.states = States(artifact)
+        self.retriever: Retriever = artifact.retriever()
+
+    def index(self, item: Id) -> int:
+        found = self.states.index(str(item))
+        if found < 0:
+            raise UnknownItem(f"item '{item}' is not in the artifact")
+        return found
+
+    def indices(self, items: Iterable[Id]) -> Indices:
+        """The numbers of items; unknown ones are an error that names them all."""
+        names = [str(item) for item in items]
+        found = np.array([self.states.index(name) for name in names], np.int64)
+        if (found < 0).any():
+            missing = [f"'{name}'" for name, k in zip(names, found, strict=True) if k < 0]
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            several = len(missing) > 1
+            raise UnknownItem(
+                f"item{'s' * several} {', '.join(missing[:5])}{more} {'are' if several else 'is'} not in the artifact"
+            )
+        return found
+
+    def line(self, item: int, score: float) -> Recommendation:
+        return Recommendation(self.artifact.item_ids[item], self.artifact.name(item), score)
+
+    def popular(self, k: int, allow: Indices | None, deny: Indices) -> list[Recommendation]:
+        """What is shown to strangers, with score 0."""
+        items = self.artifact.popular.astype(np.int64)
+        if allow is not None:
+            items = items[np.isin(items, allow)]
+        return [self.line(int(i), 0.0) for i in items[~np.isin(items, deny)][:k]]
+
+    def similar(self, item: Id, k: int) -> list[Recommendation]:
+        """The items whose vectors point the same way; the score is the cosine."""
+        at = self.index(item)
+        lengths, table = self.artifact.lengths, self.artifact.engine.table
+        cosines = (table @ table[at]) / np.maximum(lengths * lengths[at], 1e-12)
+        cosines[at] = -np.inf
+        k = min(k, len(cosines) - 1)
+        best = np.argpartition(-cosines, k)[:k] if k < len(cosines) - 1 else np.flatnonzero(cosines > -np.inf)
+        best = best[np.lexsort((best, -cosines[best]))]
+        return [self.line(int(i), float(cosines[i])) for i in best]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A recommendation that is asked for, with all names looked up: nothing in it can be wrong any more."""
+
+    served: Served
+    user: str | None
+    history: Indices
+    k: int
+    filter_seen: bool
+    allow: Indices | None
+    deny: Indices
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`known`: whether there was anything to go by; if not, these are the popular items."""
+
+    known: bool
+    lines: list[Recommendation]
+
+
 class Live:
     """Recommendations that follow every event."""
 
     def __init__(self, artifact: Artifact | str | Path, store: Store | str | Path) -> None:
-        self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
-        self.store: Store = EmbeddedStore(store) if isinstance(store, str | Path) else store
-        self.states = States(self.artifact)
-        self.retriever = Exact(self.artifact.engine.table, self.artifact.bias)
+        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
+        self.store: Store = open_store(store) if isinstance(store, str | Path) else store
+
+    @property
+    def artifact(self) -> Artifact:
+        return self.served.artifact
+
+    def use(self, artifact: Artifact | str | Path) -> None:
+        """Go over to another artifact; what has begun ends with the old one."""
+        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
 
     def observe(self, user: Id, item: Id, *, at: int | None = None, key: str | None = None) -> Appended:
         """Somebody met an item; on disk when this returns. `at`: microseconds since 1970 (default: now)."""
-        self._index(item)
-        event = Event(str(item), time.time_ns() // 1000 if at is None else at, key)
-        return self.store.append(str(user), [event], self.states)
+        served = self.served
+        return self.store.append(str(user), [self.event(served, item, at, key)], served.states)
+
+    def submit(self, user: Id, events: Sequence[Event], served: Served) -> "Future[Appended]":
+        """The same for events of `event`, without waiting."""
+        return self.store.submit(str(user), events, served.states)
+
+    def event(self, served: Served, item: Id, at: int | None, key: str | None) -> Event:
+        """An event with a known item and a time that can be kept."""
+        served.index(item)
+        now = time.time_ns() // 1000 if at is None else at
+        if not -_TIMES < now < _TIMES:
+            raise InputError(f"the time {at} is not within a hundred thousand years of now")
+        return Event(str(item), now, key)
 
     def recommend(
         self,
@@ -93,11 +211,7 @@ class Live:
         deny: Iterable[Id] | None = None,
     ) -> list[Recommendation]:
         """What to show next; somebody unknown gets what is popular."""
-        record = self.store.read(str(user), self.states)
-        if record is None:
-            return self._popular(k, allow, deny)
-        seen = [e.item for e in record.events] if filter_seen else []
-        return self._best(record.state, seen, k, allow, deny)
+        return self.one(self.query(user, None, k, filter_seen, allow, deny)).lines
 
     def recommend_for(
         self,
@@ -109,10 +223,11 @@ class Live:
         deny: Iterable[Id] | None = None,
     ) -> list[Recommendation]:
         """The same for a history that is given; nothing is stored."""
-        items = [str(item) for item in history]
-        for item in items:
-            self._index(item)
-        return self._best(self.states.replay(items), items if filter_seen else [], k, allow, deny)
+        return self.one(self.query(None, history, k, filter_seen, allow, deny)).lines
+
+    def similar_items(self, item: Id, k: int = 10) -> list[Recommendation]:
+        """The items whose vectors point the same way."""
+        return self.served.similar(item, k)
 
     def forget(self, user: Id) -> bool:
         """Erase all of a user; whether there was anything."""
@@ -127,29 +242,83 @@ class Live:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _best(
-        self, state: bytes, seen: Iterable[Id], k: int, allow: Iterable[Id] | None, deny: Iterable[Id] | None
-    ) -> list[Recommendation]:
-        known = [i for item in seen if (i := self.artifact.item_ids.index(item)) is not None]
-        out = np.unique(np.array([*known, *self._indices(deny or ())], np.int64))
-        allowed = None if allow is None else self._indices(allow)
-        items, scores = self.retriever.search(self.states.hidden(state), k, [out], allowed)[0]
-        return [self._line(int(i), float(s)) for i, s in zip(items, scores, strict=True)]
+    def query(
+        self,
+        user: Id | None,
+        history: Iterable[Id] | None,
+        k: int,
+        filter_seen: bool,
+        allow: Iterable[Id] | None,
+        deny: Iterable[Id] | None,
+    ) -> Query:
+        """A question about a user or a history; unknown items are an error here, and not later."""
+        served = self.served
+        return Query(
+            served,
+            None if user is None else str(user),
+            _NOBODY if history is None else served.indices(history),
+            k,
+            filter_seen,
+            None if allow is None else served.indices(allow),
+            _NOBODY if deny is None else served.indices(deny),
+        )
 
-    def _popular(self, k: int, allow: Iterable[Id] | None, deny: Iterable[Id] | None) -> list[Recommendation]:
-        out = set(self._indices(deny or ()).tolist())
-        allowed = None if allow is None else set(self._indices(allow).tolist())
-        chosen = [int(i) for i in self.artifact.popular if i not in out and (allowed is None or i in allowed)][:k]
-        return [self._line(i, 0.0) for i in chosen]
-
-    def _line(self, item: int, score: float) -> Recommendation:
-        return Recommendation(self.artifact.item_ids[item], self.artifact.name(item), score)
-
-    def _indices(self, items: Iterable[Id]) -> Indices:
-        return np.array([self._index(item) for item in items], np.int64)
-
-    def _index(self, item: Id) -> int:
-        found = self.artifact.item_ids.index(item)
-        if found is None:
-            raise InputError(f"item '{item}' is not in the artifact")
+    def one(self, query: Query) -> Answer:
+        found = self.answer([query])[0]
+        if isinstance(found, LrurecError):
+            raise found
         return found
+
+    def answer(self, queries: Sequence[Query]) -> list[Answer | LrurecError]:
+        """Many at once: one look into the store, one pass over the table for all that can share it."""
+        answers: list[Answer | LrurecError] = [Answer(False, [])] * len(queries)
+        for served in {id(q.served): q.served for q in queries}.values():
+            mine = [k for k, q in enumerate(queries) if q.served is served]
+            try:
+                self._answer(served, queries, mine, answers)
+            except LrurecError as error:
+                for k in mine:
+                    answers[k] = error
+        return answers
+
+    def _answer(
+        self, served: Served, queries: Sequence[Query], mine: list[int], answers: list[Answer | LrurecError]
+    ) -> None:
+        users = [k for k in mine if queries[k].user is not None]
+        looks = dict(zip(users, self.store.look([queries[k].user or "" for k in users], served.states), strict=True))
+        together: list[int] = []
+        hidden: dict[int, Floats] = {}
+        out: dict[int, Indices] = {}
+        for k in mine:
+            q = queries[k]
+            if q.user is not None:
+                look = looks[k]
+                if look is None:
+                    answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
+                    continue
+                state, seen = look.state, look.seen
+            else:
+                if not len(q.history):
+                    answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
+                    continue
+                state, seen = served.states.replay(q.history), q.history
+            hidden[k] = served.states.hidden(state)
+            out[k] = (
+                np.concatenate([seen, q.deny]) if q.filter_seen and len(q.deny) else seen if q.filter_seen else q.deny
+            )
+            if q.allow is None:
+                together.append(k)
+            else:
+                found = served.retriever.search(hidden[k][None], q.k, [out[k]], q.allow)
+                answers[k] = Answer(True, _lines(served, *found[0], q.k))
+        if together:
+            most = max(queries[k].k for k in together)
+            rows = np.stack([hidden[k] for k in together])
+            for k, (items, scores) in zip(
+                together, served.retriever.search(rows, most, [out[k] for k in together]), strict=True
+            ):
+                answers[k] = Answer(True, _lines(served, items, scores, queries[k].k))
+
+
+def _lines(served: Served, items: Indices, scores: Floats, k: int) -> list[Recommendation]:
+    return [served.line(i, s) for i, s in zip(items[:k].tolist(), scores[:k].tolist(), strict=True)]

@@ -1,6 +1,6 @@
 """The store in a folder of its own (LMDB): no server to install. Knows pages and keys, not models.
 
-    users     user id                      -> number, length, newest time, artifact id, state
+    users     user id                      -> number, version, length, newest time, artifact id, state
     history   number, piece                -> 64 events: time, item number, hash of the event's key
     keys      number, hash of a key        -> nothing: the event is known
     items     item id                      -> item number;  names: the other way round
@@ -8,47 +8,105 @@
 
 An append touches one user entry and the newest piece, so it costs the same after a million events as after one.
 Appends that wait for the disk at the same time share one commit. One writer at a time, over all threads and
-processes; readers never wait.
+processes; readers never wait. Item numbers are given once and never taken back.
 """
 
-import hashlib
-import queue
+import random
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.serving.store.base import Appended, Event, Model, Record, StoreError
+from lrurec.serving.store.base import (
+    LONGEST_ID,
+    SLACK,
+    Appended,
+    Event,
+    Indices,
+    Kept,
+    Look,
+    Model,
+    Portion,
+    Record,
+    StoreError,
+    check_ids,
+    hash_key,
+)
 
-VERSION = 1
+VERSION = 2
 PIECE = 64  # events per piece of history
 _MOST = 1024  # appends that share a commit
+_PORTION = 1 << 18  # events handed over at a time
 _MAP = 1 << 40  # addresses, not bytes: the file grows as it is filled
 _ROW = np.dtype([("time", "<i8"), ("item", "<u4"), ("key", "V16")])
-_NO_KEY = bytes(16)
-_HEAD = struct.Struct("<QQq16s")  # number, length, newest time, artifact id
+_PIECE_BYTES = PIECE * _ROW.itemsize
+_HEAD = struct.Struct("<QQQq16s")
+_FIRST = -(1 << 63)  # before all times
 _TABLES = (b"users", b"history", b"keys", b"items", b"names", b"facts")
 
 Rows = NDArray[Any]
 
 
-class EmbeddedStore:
-    """Histories and states in an LMDB folder. `bound`: how many events of a user are kept (0: all)."""
+class _Entry(NamedTuple):
+    number: int
+    version: int
+    length: int
+    newest: int
+    artifact: str
+    state: bytes
 
-    def __init__(self, path: str | Path, *, bound: int = 0, create: bool = True) -> None:
-        self.path, self.bound = Path(path), bound
+    @classmethod
+    def unpack(cls, raw: bytes) -> "_Entry":
+        number, version, length, newest, artifact = _HEAD.unpack_from(raw)
+        return cls(number, version, length, newest, artifact.rstrip(b"\0").decode(), raw[_HEAD.size :])
+
+    def pack(self) -> bytes:
+        head = _HEAD.pack(self.number, self.version, self.length, self.newest, self.artifact.encode())
+        return head + self.state
+
+
+@dataclass
+class _Job:
+    """Something to do inside a write transaction, and who waits for it."""
+
+    work: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    future: "Future[Any]" = field(default_factory=Future)
+
+
+class _JobFailed(Exception):
+    """A job, not the store, is to blame."""
+
+
+class EmbeddedStore:
+    """Histories and states in an LMDB folder.
+
+    `bound`: how many events of a user are kept (0: all). `durable=False` does not wait for the disk: a power cut may
+    then lose what was acknowledged last.
+    """
+
+    quick = True
+
+    def __init__(self, path: str | Path, *, bound: int = 0, create: bool = True, durable: bool = True) -> None:
+        self.path, self.where, self.bound = Path(path), str(path), bound
         if not create and not (self.path / "data.mdb").exists():
             raise StoreError(f"{self.path} is not a store; check the path after --store")
         with self._sentences():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._env = lmdb.open(str(self.path), map_size=_MAP, max_dbs=len(_TABLES), max_readers=1024)
+            tables = len(_TABLES)
+            self._env = lmdb.open(
+                str(self.path), map_size=_MAP, max_dbs=tables, max_readers=1024, max_spare_txns=8, sync=durable
+            )
+            self._env.reader_check()  # those that were killed
             self._db = {name: self._env.open_db(name) for name in _TABLES}
             with self._env.begin(write=True) as txn:
                 found = txn.get(b"version", db=self._db[b"facts"])
@@ -58,9 +116,15 @@ class EmbeddedStore:
                     raise StoreError(
                         f"{self.path} has store format version {found.decode()}, this lrurec reads {VERSION}"
                     )
-        self._waiting: queue.SimpleQueue[tuple[Any, tuple[Any, ...], Future[Any]] | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="lrurec-store", daemon=True)
-        self._writer.start()
+        self._waiting: deque[_Job] = deque()
+        self._committing = threading.Lock()
+        self._something = threading.Event()
+        self._open = True
+        self._writer: threading.Thread | None = None
+        # What the models of late call our items. The writer has its own: it may know numbers that are never committed.
+        self._seen_by_readers: dict[str, Indices] = {}
+        self._seen_by_writer: dict[str, Indices] = {}
+        self._numbers: dict[str, int] = {}
 
     # Reading
 
@@ -69,168 +133,317 @@ class EmbeddedStore:
             entry = self._entry(txn, user)
             if entry is None:
                 return None
-            rows = self._rows(txn, entry[0])
+            rows = self._rows(txn, entry.number)
             names = self._names(txn, rows["item"])
             events = tuple(
-                Event(name, int(row["time"])) for name, row in zip(names, rows, strict=True)
-            )  # the key itself is not kept
-            state = entry[4] if entry[3] == model.id else model.replay(names)
+                Kept(name, time, key)
+                for name, time, key in zip(names, rows["time"].tolist(), rows["key"].tolist(), strict=True)
+            )
+            state = entry.state
+            if entry.artifact != model.id:
+                state = model.replay(self._indices(txn, rows, model, self._seen_by_readers))
         return Record(events, state)
 
-    def state(self, user: str, model: Model) -> bytes | None:
+    def look(self, users: Sequence[str], model: Model) -> list[Look | None]:
+        found: list[Look | None] = []
+        rebuilt: list[tuple[str, int, bytes]] = []
         with self._sentences(), self._env.begin() as txn:
-            entry = self._entry(txn, user)
-            if entry is None:
-                return None
-            if entry[3] == model.id:
-                return entry[4]
-            return model.replay(self._names(txn, self._rows(txn, entry[0])["item"]))
+            for user in users:
+                entry = self._entry(txn, user)
+                if entry is None:
+                    found.append(None)
+                    continue
+                rows = self._rows(txn, entry.number)
+                seen = self._indices(txn, rows, model, self._seen_by_readers)
+                state = entry.state
+                if entry.artifact != model.id:
+                    state = model.replay(seen)
+                    rebuilt.append((user, entry.version, state))
+                found.append(Look(state, seen[seen >= 0], entry.artifact != model.id))
+        if rebuilt:
+            self._later(self._put_states, rebuilt, model.id)
+        return found
 
     def users(self) -> Iterator[str]:
-        with self._sentences(), self._env.begin() as txn:
-            for key in txn.cursor(self._db[b"users"]).iternext(keys=True, values=False):
-                yield bytes(key).decode()
+        for entries in self._chunks(1 << 12):
+            yield from (user for user, _ in entries)
+
+    def portions(self, model: Model) -> Iterator[Portion]:
+        for entries in self._chunks(1 << 12):
+            with self._sentences(), self._env.begin() as txn:
+                rows = [self._rows(txn, entry.number) for _, entry in entries]
+                items = [self._indices(txn, r, model, self._seen_by_readers) for r in rows]
+            offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
+            yield Portion(
+                [user for user, _ in entries],
+                [entry.version for _, entry in entries],
+                np.concatenate(items),
+                offsets,
+                [entry.state if entry.artifact == model.id else None for _, entry in entries],
+            )
+
+    def _chunks(self, users: int) -> Iterator[list[tuple[str, _Entry]]]:
+        """All entries, some at a time, each time as they are then: a reader that stays for long keeps pages from reuse."""
+        after = b""
+        while True:
+            chunk: list[tuple[str, _Entry]] = []
+            with self._sentences(), self._env.begin() as txn:
+                cursor = txn.cursor(self._db[b"users"])
+                more = cursor.set_range(after) if after else cursor.first()
+                events = 0
+                while more and len(chunk) < users and events < _PORTION:
+                    key, raw = cursor.item()
+                    if key != after:
+                        entry = _Entry.unpack(raw)
+                        chunk.append((key.decode(), entry))
+                        events += entry.length
+                    more = cursor.next()
+            if not chunk:
+                return
+            after = chunk[-1][0].encode()
+            yield chunk
 
     def __len__(self) -> int:
         with self._sentences(), self._env.begin() as txn:
             return int(txn.stat(self._db[b"users"])["entries"])
 
+    def info(self) -> dict[str, Any]:
+        users, events, states = 0, 0, dict[str, int]()
+        for entries in self._chunks(1 << 12):
+            users += len(entries)
+            for _, entry in entries:
+                events += entry.length
+                states[entry.artifact] = states.get(entry.artifact, 0) + 1
+        with self._sentences(), self._env.begin() as txn:
+            items = int(txn.stat(self._db[b"items"])["entries"])
+        size = (self.path / "data.mdb").stat().st_blocks * 512
+        return {"kind": "embedded", "users": users, "events": events, "items": items, "bytes": size, "states": states}
+
     # Writing
 
     def append(self, user: str, events: Sequence[Event], model: Model) -> Appended:
-        return self.submit(user, events, model).result()
+        check_ids(user, [event.item for event in events])
+        return self._now(self._append, user, _kept(events), model)  # type: ignore[no-any-return]
 
     def submit(self, user: str, events: Sequence[Event], model: Model) -> "Future[Appended]":
-        """An append whose result comes when it is on disk; until then the caller may do other things."""
-        if not 0 < len(user.encode()) <= 500:
-            raise StoreError("a user id must have 1 to 500 bytes")
-        for event in events:
-            if not 0 < len(event.item.encode()) <= 500:
-                raise StoreError("an item id must have 1 to 500 bytes")
-        return self._enqueue(self._append, user, tuple(events), model)
+        check_ids(user, [event.item for event in events])
+        return self._later(self._append, user, _kept(events), model)
+
+    def load(self, histories: Sequence[tuple[str, Sequence[Kept]]], model: Model) -> int:
+        for user, events in histories:
+            check_ids(user, [event.item for event in events])
+        return int(self._now(self._load, histories, model))
+
+    def put_states(self, portion: Portion, states: Sequence[bytes], model: Model) -> int:
+        rows = list(zip(portion.users, portion.versions, states, strict=True))
+        return int(self._now(self._put_states, rows, model.id))
 
     def forget(self, user: str) -> bool:
-        return bool(self._enqueue(self._forget, user).result())
+        return bool(self._now(self._forget, user))
 
     def close(self) -> None:
-        self._waiting.put(None)
-        self._writer.join()
-        self._env.close()
+        if not self._open:
+            return
+        self._open = False
+        self._something.set()
+        if self._writer is not None:
+            self._writer.join()
+        with self._committing:
+            self._drain()
+            self._env.sync(True)
+            self._env.close()
 
-    def _enqueue(self, work: Any, *arguments: Any) -> "Future[Any]":
-        if not self._writer.is_alive():
+    def _now(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do it and wait. Whoever comes first commits for all who wait behind; they find their work done."""
+        job = self._enqueue(work, arguments)
+        with self._committing:
+            if not job.future.done():
+                self._drain()
+        return job.future.result()
+
+    def _later(self, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        job = self._enqueue(work, arguments)
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name="lrurec-store", daemon=True)
+            self._writer.start()
+        self._something.set()
+        return job.future
+
+    def _enqueue(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> _Job:
+        if not self._open:
             raise StoreError(f"{self.path} is closed")
-        future: Future[Any] = Future()
-        self._waiting.put((work, arguments, future))
-        return future
+        job = _Job(work, arguments)
+        self._waiting.append(job)
+        return job
 
     def _write(self) -> None:
-        """The writer's thread: whatever waits becomes one transaction, and is acknowledged once that is on disk."""
-        open_ = True
-        while open_:
-            jobs = [self._waiting.get()]
-            while len(jobs) < _MOST and jobs[-1] is not None and not self._waiting.empty():
-                jobs.append(self._waiting.get())
-            if jobs[-1] is None:
-                open_ = False
-                jobs.pop()
-            self._commit([job for job in jobs if job is not None])
+        """The writer's thread, for those who do not wait themselves."""
+        while self._open:
+            self._something.wait()
+            self._something.clear()
+            with self._committing:
+                self._drain()
 
-    def _commit(self, jobs: list[tuple[Any, tuple[Any, ...], "Future[Any]"]]) -> None:
-        done: list[tuple[Future[Any], Any]] = []
-        try:
-            with self._sentences(), self._env.begin(write=True) as txn:
-                for work, arguments, future in jobs:
-                    try:
-                        with self._env.begin(write=True, parent=txn) as inner:
-                            done.append((future, work(inner, *arguments)))
-                    except lmdb.Error:
-                        raise  # of the store: nothing in this transaction counts
-                    except Exception as error:  # of this job alone
-                        future.set_exception(error)
-        except BaseException as error:
-            for _, _, future in jobs:
-                if not future.done():
-                    future.set_exception(error)
+    def _drain(self) -> None:
+        while self._waiting:
+            jobs: list[_Job] = []
+            while self._waiting and len(jobs) < _MOST:
+                jobs.append(self._waiting.popleft())
+            self._commit(jobs)
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        """One transaction for all; each is acknowledged once it is on disk. One that fails is left out."""
+        while jobs:
+            results: list[Any] = []
+            try:
+                with self._sentences(), self._env.begin(write=True) as txn:
+                    for job in jobs:
+                        try:
+                            results.append(job.work(txn, *job.arguments))
+                        except lmdb.Error:
+                            raise
+                        except Exception as error:
+                            raise _JobFailed from error
+            except _JobFailed as failed:
+                self._take_back()
+                jobs.pop(len(results)).future.set_exception(failed.__cause__)
+                continue
+            except BaseException as error:
+                self._take_back()
+                for job in jobs:
+                    job.future.set_exception(error)
+                return
+            for job, result in zip(jobs, results, strict=True):
+                job.future.set_result(result)
             return
-        for future, result in done:
-            future.set_result(result)
 
-    def _append(self, txn: Any, user: str, events: tuple[Event, ...], model: Model) -> Appended:
+    def _take_back(self) -> None:
+        """Forget numbers that were given in a transaction that did not happen."""
+        self._numbers.clear()
+        self._seen_by_writer.clear()
+
+    def _append(self, txn: Any, user: str, events: Sequence[Kept], model: Model) -> Appended:
         entry = self._entry(txn, user)
         if entry is None:
-            number, length, newest, made_by, state = self._next(txn, b"user"), 0, -(1 << 63), model.id, model.replay([])
+            entry = _Entry(
+                self._next(txn, b"user"), _version(), 0, _FIRST, model.id, model.replay(np.zeros(0, np.int64))
+            )
+        fresh = self._unknown(txn, entry.number, events)
+        rows = self._new_rows(txn, fresh)
+        length = entry.length + len(fresh)
+        newest = max([entry.newest, *(e.time for e in fresh)])
+        crowded = 0 < self.bound < length - SLACK + 1
+        late = any(a > b for a, b in zip([entry.newest, *rows["time"]], rows["time"], strict=False))
+        if late or crowded:
+            whole = _by_time(np.concatenate([self._rows(txn, entry.number), rows]))
+            whole = self._cut(txn, entry.number, whole) if crowded else whole
+            self._delete_all(txn, b"history", entry.number)
+            self._extend(txn, entry.number, 0, whole)
+            length, state = len(whole), model.replay(self._indices(txn, whole, model, self._seen_by_writer))
         else:
-            number, length, newest, made_by, state = entry
-        fresh = self._unknown(txn, number, events)
-        in_order = all(a.time <= b.time for a, b in zip([Event("", newest), *fresh], fresh, strict=False))
-        rows = np.zeros(len(fresh), _ROW)
-        for row, event in zip(rows, fresh, strict=True):
-            row["time"], row["item"], row["key"] = event.time, self._item(txn, event.item), _hash(event.key)
-        length += len(fresh)
-        crowded = 0 < self.bound < length - PIECE + 1
-        if in_order and made_by == model.id and not crowded:
-            self._extend(txn, number, length - len(fresh), rows)
-            state = model.replay([e.item for e in fresh], state) if fresh else state
-        else:  # a late event, another artifact, or too many: the history is written again, and replayed
-            whole = np.concatenate([self._rows(txn, number), rows])
-            whole = whole[np.argsort(whole["time"], kind="stable")]
-            if crowded:
-                for row in whole[: -self.bound]:
-                    txn.delete(_key(number, row["key"].tobytes()), db=self._db[b"keys"])
-                whole = whole[-self.bound :]
-            self._replace(txn, number, whole)
-            length, state = len(whole), model.replay(self._names(txn, whole["item"]))
-        newest = max([newest, *(e.time for e in fresh)])
-        head = _HEAD.pack(number, length, newest, model.id.encode())
-        txn.put(user.encode(), head + state, db=self._db[b"users"])
+            self._extend(txn, entry.number, entry.length, rows)
+            if entry.artifact == model.id:
+                state = self._step(fresh, entry.state, model)
+            else:
+                whole = self._rows(txn, entry.number)
+                state = model.replay(self._indices(txn, whole, model, self._seen_by_writer))
+        entry = _Entry(entry.number, _version(), length, newest, model.id, state)
+        txn.put(user.encode(), entry.pack(), db=self._db[b"users"])
         return Appended(len(fresh), length, state)
+
+    def _step(self, fresh: Sequence[Kept], state: bytes, model: Model) -> bytes:
+        return model.replay(np.array([model.index(e.item) for e in fresh], np.int64), state) if fresh else state
+
+    def _cut(self, txn: Any, number: int, rows: Rows) -> Rows:
+        """The newest `bound` of the rows; the keys of the others are forgotten."""
+        for row in rows[: -self.bound]:
+            txn.delete(_key(number, row["key"].tobytes()), db=self._db[b"keys"])
+        return rows[-self.bound :]
+
+    def _load(self, txn: Any, histories: Sequence[tuple[str, Sequence[Kept]]], model: Model) -> int:
+        """Many users. Those who are new, as most are, get their states at once, in large products."""
+        new: dict[str, tuple[int, Rows]] = {}
+        stored = 0
+        for user, events in histories:
+            if user in new or self._entry(txn, user) is not None:
+                if user in new:
+                    self._load_new(txn, new, model)
+                stored += self._append(txn, user, events, model).stored
+                continue
+            number = self._next(txn, b"user")
+            rows = _by_time(self._new_rows(txn, self._unknown(txn, number, events)))
+            if 0 < self.bound < len(rows):
+                rows = self._cut(txn, number, rows)
+            new[user] = number, rows
+            stored += len(rows)
+        self._load_new(txn, new, model)
+        return stored
+
+    def _load_new(self, txn: Any, new: dict[str, tuple[int, Rows]], model: Model) -> None:
+        if not new:
+            return
+        offsets = np.concatenate([[0], np.cumsum([len(rows) for _, rows in new.values()])]).astype(np.int64)
+        whole = np.concatenate([rows for _, rows in new.values()])
+        states = model.replay_many(self._indices(txn, whole, model, self._seen_by_writer), offsets)
+        for (user, (number, rows)), state in zip(new.items(), states, strict=True):
+            self._extend(txn, number, 0, rows)
+            newest = int(rows["time"][-1]) if len(rows) else _FIRST
+            entry = _Entry(number, _version(), len(rows), newest, model.id, state)
+            txn.put(user.encode(), entry.pack(), db=self._db[b"users"])
+        new.clear()
+
+    def _put_states(self, txn: Any, rows: Sequence[tuple[str, int, bytes]], artifact: str) -> int:
+        """States of users whose version is still the one that was read; the history is not touched."""
+        written = 0
+        for user, version, state in rows:
+            entry = self._entry(txn, user)
+            if entry is not None and entry.version == version:
+                txn.put(user.encode(), entry._replace(artifact=artifact, state=state).pack(), db=self._db[b"users"])
+                written += 1
+        return written
 
     def _forget(self, txn: Any, user: str) -> bool:
         entry = self._entry(txn, user)
         if entry is None:
             return False
         for table in (b"history", b"keys"):
-            self._delete_all(txn, table, entry[0])
+            self._delete_all(txn, table, entry.number)
         txn.delete(user.encode(), db=self._db[b"users"])
         return True
 
     # Inside a transaction
 
-    def _entry(self, txn: Any, user: str) -> tuple[int, int, int, str, bytes] | None:
-        """(number, length, newest time, artifact id, state)"""
-        raw = txn.get(user.encode(), db=self._db[b"users"])
-        if raw is None:
+    def _entry(self, txn: Any, user: str) -> _Entry | None:
+        try:
+            key = user.encode()
+        except UnicodeEncodeError:
             return None
-        number, length, newest, artifact = _HEAD.unpack_from(raw)
-        return number, length, newest, artifact.rstrip(b"\0").decode(), raw[_HEAD.size :]
+        raw = txn.get(key, db=self._db[b"users"]) if 0 < len(key) <= LONGEST_ID else None
+        return None if raw is None else _Entry.unpack(raw)
 
     def _rows(self, txn: Any, number: int) -> Rows:
-        pieces = [value for _, value in self._pieces(txn, number)]
-        return np.frombuffer(b"".join(pieces), _ROW)
-
-    def _pieces(self, txn: Any, number: int) -> Iterator[tuple[bytes, bytes]]:
         prefix = struct.pack(">Q", number)
+        pieces = []
         cursor = txn.cursor(self._db[b"history"])
-        if cursor.set_range(prefix):
-            for key, value in cursor:
-                if not key.startswith(prefix):
-                    return
-                yield key, value
+        more = cursor.set_range(prefix)
+        while more and cursor.key().startswith(prefix):
+            piece = cursor.value()
+            pieces.append(piece)
+            more = len(piece) == _PIECE_BYTES and cursor.next()
+        return np.frombuffer(b"".join(pieces), _ROW)
 
     def _extend(self, txn: Any, number: int, length: int, rows: Rows) -> None:
         """Add rows behind the `length` that are there, touching the newest piece alone."""
+        if not len(rows):
+            return
         table = self._db[b"history"]
         at, inside = divmod(length, PIECE)
-        old = txn.get(_piece(number, at), db=table) or b""
-        assert len(old) == inside * _ROW.itemsize
+        old = (txn.get(_piece(number, at), db=table) or b"") if inside else b""
+        if len(old) != inside * _ROW.itemsize:
+            raise StoreError(f"{self.path} is damaged (a history has lost a piece); see `lrurec store verify`")
         raw = old + rows.tobytes()
-        for k in range(0, len(raw), PIECE * _ROW.itemsize):
-            txn.put(_piece(number, at + k // (PIECE * _ROW.itemsize)), raw[k : k + PIECE * _ROW.itemsize], db=table)
-
-    def _replace(self, txn: Any, number: int, rows: Rows) -> None:
-        self._delete_all(txn, b"history", number)
-        self._extend(txn, number, 0, rows)
+        for k in range(0, len(raw), _PIECE_BYTES):
+            txn.put(_piece(number, at + k // _PIECE_BYTES), raw[k : k + _PIECE_BYTES], db=table)
 
     def _delete_all(self, txn: Any, table: bytes, number: int) -> None:
         prefix = struct.pack(">Q", number)
@@ -238,30 +451,54 @@ class EmbeddedStore:
         while cursor.set_range(prefix) and cursor.key().startswith(prefix):
             cursor.delete()
 
-    def _unknown(self, txn: Any, number: int, events: tuple[Event, ...]) -> list[Event]:
+    def _unknown(self, txn: Any, number: int, events: Sequence[Kept]) -> list[Kept]:
         """The events whose keys are new; their keys are known from here on."""
-        fresh = []
-        for event in events:
-            if event.key is not None and not txn.put(
-                _key(number, _hash(event.key)), b"", overwrite=False, db=self._db[b"keys"]
-            ):
-                continue
-            fresh.append(event)
-        return fresh
+        table = self._db[b"keys"]
+        return [
+            event
+            for event in events
+            if not any(event.key) or txn.put(_key(number, event.key), b"", overwrite=False, db=table)
+        ]
+
+    def _new_rows(self, txn: Any, events: Sequence[Kept]) -> Rows:
+        rows = [(event.time, self._item(txn, event.item), event.key) for event in events]
+        return np.array(rows, _ROW)
 
     def _item(self, txn: Any, item: str) -> int:
-        raw = txn.get(item.encode(), db=self._db[b"items"])
-        if raw is not None:
-            return int.from_bytes(raw, "little")
-        number = self._next(txn, b"item")
-        packed = number.to_bytes(4, "little")
-        txn.put(item.encode(), packed, db=self._db[b"items"])
-        txn.put(packed, item.encode(), db=self._db[b"names"])
+        number = self._numbers.get(item)
+        if number is None:
+            raw = txn.get(item.encode(), db=self._db[b"items"])
+            if raw is not None:
+                number = int.from_bytes(raw, "little")
+            else:
+                number = self._next(txn, b"item")
+                packed = number.to_bytes(4, "little")
+                txn.put(item.encode(), packed, db=self._db[b"items"])
+                txn.put(packed, item.encode(), db=self._db[b"names"])
+            self._numbers[item] = number
         return number
 
     def _names(self, txn: Any, numbers: NDArray[Any]) -> list[str]:
         table = self._db[b"names"]
         return [txn.get(n.tobytes(), db=table).decode() for n in numbers.astype("<u4")]
+
+    def _indices(self, txn: Any, rows: Rows, model: Model, known: dict[str, Indices]) -> Indices:
+        """What the model calls the items of rows; -1 what it does not know."""
+        numbers = rows["item"]
+        if not len(numbers):
+            return np.zeros(0, np.int64)
+        table = known.get(model.id, np.zeros(0, np.int64))
+        most = int(numbers.max())
+        if most >= len(table):
+            new = np.arange(
+                len(table), max(most + 1, int.from_bytes(txn.get(b"item", db=self._db[b"facts"]), "little"))
+            )
+            found = np.array([model.index(name) for name in self._names(txn, new)], np.int64)
+            while len(known) > 3:
+                known.pop(next(iter(known)))
+            known[model.id] = table = np.concatenate([table, found])
+        taken: Indices = table[numbers]
+        return taken
 
     def _next(self, txn: Any, what: bytes) -> int:
         raw = txn.get(what, db=self._db[b"facts"])
@@ -282,13 +519,22 @@ class EmbeddedStore:
             raise StoreError(f"{self.path} cannot be used ({error})") from None
 
 
+def _kept(events: Sequence[Event]) -> list[Kept]:
+    return [Kept(event.item, event.time, hash_key(event.key)) for event in events]
+
+
+def _version() -> int:
+    """A number that a user has never had, also after being forgotten."""
+    return random.getrandbits(63)
+
+
+def _by_time(rows: Rows) -> Rows:
+    return rows[np.argsort(rows["time"], kind="stable")]
+
+
 def _piece(number: int, piece: int) -> bytes:
     return struct.pack(">QI", number, piece)
 
 
 def _key(number: int, hashed: bytes) -> bytes:
     return struct.pack(">Q", number) + hashed
-
-
-def _hash(key: str | None) -> bytes:
-    return _NO_KEY if key is None else hashlib.blake2b(key.encode(), digest_size=16).digest()
