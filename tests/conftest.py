@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from lrurec import Dataset, load_events
 from lrurec.cli.main import main
+from server import Server
 
 # No time limits on a noisy machine; in CI the same examples every time, so that a red run can be repeated.
 settings.register_profile("lrurec", deadline=None, derandomize="CI" in os.environ)
@@ -108,3 +109,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*command, "train", folder / "data", "--out", folder / "run", *options], check=True)
     subprocess.run([*command, "export", folder / "run", "--out", folder / "artifact"], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the built-in sample, hardly trained."""
+    folder = tmp_path_factory.mktemp("sample")
+    lrurec = [sys.executable, "-m", "lrurec.cli.main"]
+    for command in (
+        ["data", "synth", "--preset", "sample", "--out", "events.csv", "--names", "names.csv"],
+        ["prepare", "events.csv", "--item-names", "names.csv", "--out", "data"],
+        ["train", "data", "--out", "run", "--set", "training.steps=20", "--set", "training.validate_every=20"],
+        ["export", "run", "--out", "artifact"],
+    ):
+        subprocess.run([*lrurec, *command], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return folder / "artifact"
+
+
+@pytest.fixture
+def server(sample: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server on the sample, with a store of its own."""
+    with Server(sample, tmp_path / "store") as running:
+        yield running

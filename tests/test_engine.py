@@ -1,5 +1,6 @@
 """The engine without torch against the model in torch, for every switch."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,23 @@ def test_the_table_is_not_written_to() -> None:
     before = engine.table.copy()
     engine.step(engine.initial(2), np.array([3, 3]))
     assert np.array_equal(before, engine.table)
+
+
+def test_a_step_allocates_nothing() -> None:
+    _, engine = pair()
+    states, items, out = engine.initial(1), np.zeros(1, np.int64), np.empty((1, 64), np.float32)
+    engine.step(states, items, out)
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    for _ in range(100):
+        engine.step(states, items, out)
+    after = tracemalloc.take_snapshot()
+    tracemalloc.stop()
+    grown = [s for s in after.compare_to(before, "filename") if s.size_diff > 200 and "tracemalloc" not in str(s)]
+    assert not grown, grown
+    _, peak = 0, 0
+    tracemalloc.start()
+    engine.step(states, items, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * 1024  # the views of a call; a state alone has 2 KB

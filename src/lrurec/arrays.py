@@ -58,6 +58,11 @@ def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.i
     return np.arange(len(shift), dtype=np.int64) + shift
 
 
+def mapped(path: Path) -> NDArray[Any]:
+    """The array of a `.npy` file, read when it is touched. A plain array: numpy's memmap takes longer to index."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
 def save_array(path: Path, values: NDArray[Any]) -> None:
     """Write a whole array as `.npy`."""
     with ArrayFile(path, values.dtype) as file:

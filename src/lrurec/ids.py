@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.arrays import save_array
+from lrurec.arrays import mapped, save_array
 from lrurec.errors import FolderError
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class IdTable(ABC):
     @staticmethod
     def open(folder: Path, stem: str, kind: str) -> "IdTable":
         if kind == "int":
-            return IntIds(np.load(folder / f"{stem}.npy", mmap_mode="r"))
+            return IntIds(mapped(folder / f"{stem}.npy"))
         if kind == "text":
             return TextIds(
-                np.load(folder / f"{stem}.text.npy", mmap_mode="r"),
-                np.load(folder / f"{stem}.offsets.npy", mmap_mode="r"),
+                mapped(folder / f"{stem}.text.npy"),
+                mapped(folder / f"{stem}.offsets.npy"),
             )
         raise FolderError(f"{folder}: unknown id kind '{kind}'")
 

@@ -25,7 +25,6 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "safetensors",
             "lmdb",
             "redis",
-            "starlette",
             "uvicorn",
             "uvloop",
             "httptools",

@@ -45,6 +45,8 @@ def _gelu_in_place(x: Any, width: Any) -> None:
 @compiled
 def advance(
     states: Any,
+    table: Any,
+    items: Any,
     x: Any,
     scratch: Any,
     layer_norm: Any,
@@ -67,14 +69,16 @@ def advance(
     gain2: Any,
     shift2: Any,
 ) -> None:
-    """x [B, D], the vectors of the items, becomes the hidden vectors; states [B, blocks, 2C] are updated.
+    """Rows `items` [B] of `table` become the hidden vectors x [B, D]; states [B, blocks, 2C] are updated.
 
     `scratch` is [2, W], W at least 2C and 4D. The weights are those of lrurec.serving.engine.
     """
     width, channels = x.shape[1], lam.shape[2]
     wide, narrow = scratch[0], scratch[1, :width]
     for u in range(len(x)):
-        row = x[u]
+        row, item = x[u], items[u]
+        for j in range(width):
+            row[j] = table[item, j]
         if layer_norm:
             _normalised(row, gain, shift)
         for k in range(states.shape[1]):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from lrurec.arrays import mapped
 from lrurec.config import from_mapping
 from lrurec.errors import FolderError, LrurecError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
@@ -64,17 +65,16 @@ class Artifact:
         weights = load_file(folder / WEIGHTS)
         if wrong := check_tensors(shape, weights):
             raise FolderError(f"{folder}: {WEIGHTS} does not fit the model ({', '.join(wrong)}); export it again")
-        table = np.load(folder / "table.npy", mmap_mode="r")
-        names = TextIds(
-            np.load(folder / "item_names.text.npy", mmap_mode="r"),
-            np.load(folder / "item_names.offsets.npy", mmap_mode="r"),
-        ) if manifest["names"] else None  # fmt: skip
+        table = mapped(folder / "table.npy")
+        names = None
+        if manifest["names"]:
+            names = TextIds(mapped(folder / "item_names.text.npy"), mapped(folder / "item_names.offsets.npy"))
         return cls(
             folder,
             content_id(manifest),
             manifest,
             Engine(shape, weights, table),
-            np.load(folder / "bias.npy", mmap_mode="r"),
+            mapped(folder / "bias.npy"),
             np.load(folder / "popular.npy"),
             IdTable.open(folder, "item_ids", manifest["ids"]),
             names,

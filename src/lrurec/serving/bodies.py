@@ -12,6 +12,7 @@ from lrurec.serving.store.base import LONGEST_ID
 MOST_EVENTS = 1000  # in one request
 MOST_RESULTS = 1000  # k
 MOST_ITEMS = 10_000  # in a history, an allow- or a deny-list
+MOST_IN_ADDRESS = 200  # items among the parameters; a body takes more
 BODY_BYTES = 4 << 20
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)] | int

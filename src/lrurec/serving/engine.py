@@ -4,6 +4,7 @@ One event costs one step of all blocks, whatever came before it; a whole history
 to rebuild states. The equations are those of lrurec.models.lrurec.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,24 +73,29 @@ class Engine:
         blocks = ("lam", "b", "b_bias", "c", "c_bias", "gain1", "shift1", "w1", "b1", "w2", "b2", "gain2", "shift2")
         self._arrays = (w["gain"], w["shift"], *(w[name] for name in blocks))
         self._switches = (shape.layer_norm, shape.residual, shape.pffn, shape.outer_gelu)
-        state = self.initial(1)
-        self.start: Floats = self._advance(state, w["start"][None].copy())[
-            0
-        ]  # what is shown to somebody without history
+        self._scratch = threading.local()
+        # What comes out for somebody without history.
+        self.start: Floats = self._advance(self.initial(1), w["start"][None], np.zeros(1, np.int64), None)[0]
 
     def initial(self, users: int) -> Floats:
         """States before anything happened: [users, blocks, 2, channels]."""
         return np.zeros((users, self.shape.blocks, 2, self.shape.channels), np.float32)
 
-    def step(self, states: Floats, items: NDArray[np.integer]) -> Floats:
-        """One event per user: `states` [B, blocks, 2, C] is updated in place; gives the hidden vectors [B, D]."""
-        return self._advance(states, self.table[items])
+    def step(self, states: Floats, items: NDArray[np.int64], out: Floats | None = None) -> Floats:
+        """One event per user: `states` [B, blocks, 2, C] is updated in place; gives the hidden vectors [B, D].
 
-    def _advance(self, states: Floats, x: Floats) -> Floats:
-        inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
-        scratch = np.empty((2, inside), np.float32)
+        With `out` to write them to, nothing is allocated.
+        """
+        return self._advance(states, self.table, items, out)
+
+    def _advance(self, states: Floats, table: Floats, items: NDArray[np.int64], out: Floats | None) -> Floats:
+        x = np.empty((len(items), self.shape.width), np.float32) if out is None else out
+        scratch = getattr(self._scratch, "rows", None)
+        if scratch is None:  # one per thread
+            inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
+            scratch = self._scratch.rows = np.empty((2, inside), np.float32)
         flat = states.reshape(len(states), self.shape.blocks, 2 * self.shape.channels)
-        step.advance(flat, x, scratch, *self._switches, *self._arrays)
+        step.advance(flat, table, items, x, scratch, *self._switches, *self._arrays)
         return x
 
     def encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -11,7 +11,7 @@ from lrurec.serving.store.base import LONGEST_ID
 _K = {"type": "integer", "minimum": 1, "maximum": bodies.MOST_RESULTS}
 _BOOL = {"type": "boolean"}
 _TEXT = {"type": "string"}
-_LIST = {"type": "array", "items": _TEXT, "maxItems": bodies.MOST_ITEMS}
+_LIST = {"type": "array", "items": _TEXT, "maxItems": bodies.MOST_IN_ADDRESS}
 _ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
 _LINE = {
     "type": "object",
@@ -30,8 +30,11 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) ->
     return {"type": "object", "required": list(required), "properties": required | (optional or {})}
 
 
-def _parameter(name: str, schema: dict[str, Any], where: str = "query", text: str = "") -> dict[str, Any]:
+def _parameter(
+    name: str, schema: dict[str, Any], where: str = "query", text: str = "", example: str | None = None
+) -> dict[str, Any]:
     found = {"name": name, "in": where, "required": where == "path", "schema": schema}
+    found |= {"example": example} if example else {}
     return found | ({"description": text} if text else {})
 
 
@@ -46,6 +49,7 @@ def _operation(
     role: str | None,
     parameters: list[dict[str, Any]] | None = None,
     body: list[str] | None = None,
+    example: dict[str, Any] | None = None,
     errors: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     said = {
@@ -73,15 +77,18 @@ def _operation(
         options = [{"$ref": f"#/components/schemas/{name}"} for name in body]
         found["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": options[0] if len(options) == 1 else {"anyOf": options}}},
+            "content": {
+                "application/json": {"schema": options[0] if len(options) == 1 else {"anyOf": options}}
+                | ({"example": example} if example else {})
+            },
         }
     return found
 
 
-def description() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+def description(example: str = "tea") -> dict[str, Any]:
+    """OpenAPI 3.1; `example` is an item that there is."""
     _, schemas = msgspec.json.schema_components(bodies.SCHEMAS, ref_template="#/components/schemas/{name}")
-    user, item = _parameter("id", _ID, "path"), _parameter("id", _ID, "path")
+    user, item = _parameter("id", _ID, "path", example="ann"), _parameter("id", _ID, "path", example=example)
     filters = [
         _parameter("k", _K),
         _parameter("filter_seen", _BOOL),
@@ -120,6 +127,7 @@ def description() -> dict[str, Any]:
                         )
                     ],
                     body=["NewEvent", "NewEvents"],
+                    example={"user": "ann", "item": example, "id": "order-17-line-2"},
                     errors=(404,),
                 )
             },
@@ -138,6 +146,7 @@ def description() -> dict[str, Any]:
                     _object(recommended),
                     role="read",
                     body=["Wish"],
+                    example={"history": [example], "k": 5},
                     errors=(404,),
                 )
             },

@@ -90,6 +90,7 @@ def check(settings: Settings) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """The socket; an address in use is said to be so."""
+    made = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -98,6 +99,8 @@ def listen(host: str, port: int) -> socket.socket:
         made.listen(2048)
         made.set_inheritable(True)
     except OSError as error:
+        if made is not None:
+            made.close()
         raise SettingsError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
         ) from None
@@ -129,9 +132,6 @@ def _own_folder() -> Iterator[Path]:
 
 def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     """Serve in this process until told to stop."""
-    log_as_json()
-    _many_files()
-    sys.setswitchinterval(0.0005)  # the writer and the loop take turns more often than every 5 ms
     import uvicorn
 
     from lrurec.serving.control import Control
@@ -142,6 +142,9 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     control = Control(folder, settings.workers)
     path, count = control.wanted()
     live = Live(path, open_store(settings.store, bound=settings.bound))
+    log_as_json()
+    _many_files()
+    sys.setswitchinterval(0.0005)  # the writer and the loop take turns more often than every 5 ms
     control.reached(count)
     keys = read_keys(settings.keys)
     api = Api(
@@ -163,6 +166,7 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,

@@ -6,10 +6,11 @@ live.recommend("ann", k=5)
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class UnknownItem(InputError):
     """An item that the artifact does not have."""
 
 
-@dataclass(frozen=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """One line of the answer; `name` where the artifact has titles."""
 
     item: Id
@@ -106,6 +106,8 @@ class Served:
         self.artifact = artifact
         self.states = States(artifact)
         self.retriever: Retriever = artifact.retriever()
+        self._labels: dict[int, tuple[Id, str | None]] = {}
+        self._popular = [self.line(int(item), 0.0) for item in artifact.popular]
 
     def index(self, item: Id) -> int:
         found = self.states.index(str(item))
@@ -127,10 +129,15 @@ class Served:
         return found
 
     def line(self, item: int, score: float) -> Recommendation:
-        return Recommendation(self.artifact.item_ids[item], self.artifact.name(item), score)
+        label = self._labels.get(item)
+        if label is None:
+            label = self._labels[item] = self.artifact.item_ids[item], self.artifact.name(item)
+        return Recommendation(*label, score)
 
     def popular(self, k: int, allow: Indices | None, deny: Indices) -> list[Recommendation]:
         """What is shown to strangers, with score 0."""
+        if allow is None and not len(deny):
+            return self._popular[:k]
         items = self.artifact.popular.astype(np.int64)
         if allow is not None:
             items = items[np.isin(items, allow)]
@@ -175,6 +182,7 @@ class Live:
     def __init__(self, artifact: Artifact | str | Path, store: Store | str | Path) -> None:
         self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
         self.store: Store = open_store(store) if isinstance(store, str | Path) else store
+        self.looked: Callable[[int, int], None] = lambda ready, rebuilt: None  # set from outside: who counts
 
     @property
     def artifact(self) -> Artifact:
@@ -286,6 +294,8 @@ class Live:
     ) -> None:
         users = [k for k in mine if queries[k].user is not None]
         looks = dict(zip(users, self.store.look([queries[k].user or "" for k in users], served.states), strict=True))
+        known = [look.rebuilt for look in looks.values() if look is not None]
+        self.looked(len(known) - sum(known), sum(known))
         together: list[int] = []
         hidden: dict[int, Floats] = {}
         out: dict[int, Indices] = {}
