@@ -1,8 +1,11 @@
-# make demo   the built-in sample, from nothing: made up, prepared, trained on, recommended from
+# make demo   the built-in sample, from nothing: made up, prepared, trained on, recommended from, served
+#             (make demo SERVE=0 stops before that)
 # make test   style, types, tests
 # Both create .venv and install what they need first.
 
 PYTHON ?= python3
+SERVE ?= 1
+PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 # Every package, build tools included, comes in the version that constraints.txt names.
@@ -19,6 +22,11 @@ demo: $(VENV)/.demo
 	  --set training.steps=300 --set training.validate_every=100 --set training.max_length=100
 	$(BIN)/lrurec evaluate demo/run --baselines
 	$(BIN)/lrurec recommend demo/run --user 1
+	rm -rf demo/artifact demo/store
+	$(BIN)/lrurec export demo/run --out demo/artifact
+	$(BIN)/lrurec store import demo/store --artifact demo/artifact demo/dataset
+	@if [ "$(SERVE)" = 0 ]; then echo "next      $(BIN)/lrurec serve demo/artifact --store demo/store"; \
+	else exec $(BIN)/lrurec serve demo/artifact --store demo/store --port $(PORT); fi
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -31,7 +39,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[train]'
+	$(PIP) --editable '.[train,serve]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -227,7 +227,7 @@ def test_every_route_refuses_without_the_right_key(sample: Path, tmp_path: Path)
     rank = ["read", "write", "admin"]
     with Server(sample, tmp_path / "s", "--keys", str(tmp_path / "keys"), "--host", "0.0.0.0") as server:
         for (method, path), wanted in EVERY.items():
-            body = {} if method == "POST" else None
+            body: dict[str, str] | None = {} if method == "POST" else None
             for role, key in {**keys, "none": None, "wrong": "x" * 24}.items():
                 client = server.client(key)
                 status = client.ask(method, path.format(id="1"), body).status
