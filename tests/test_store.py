@@ -346,6 +346,19 @@ def test_portions_leave_nobody_out(store: EmbeddedStore, monkeypatch: pytest.Mon
     }
 
 
+def test_a_time_that_cannot_be_kept(store: EmbeddedStore) -> None:
+    with pytest.raises(InputError, match="64 bits"):
+        store.append("ann", [Event("tea", 1 << 63)], FIRST)
+
+
+def test_whoever_gives_up_waiting_harms_nobody(store: EmbeddedStore) -> None:
+    with store._committing:
+        gone, stays = store.submit("ann", events("tea"), FIRST), store.submit("bob", events("jam"), FIRST)
+        assert gone.cancel()
+    assert stays.result().stored == 1
+    assert store.read("ann", FIRST) is None
+
+
 def test_after_closing(store: EmbeddedStore) -> None:
     store.append("ann", events("tea"), FIRST)
     store.close()

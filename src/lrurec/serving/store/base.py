@@ -6,7 +6,7 @@ event, another artifact - a state that a store gives belongs to the history besi
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -158,6 +158,12 @@ def check_ids(user: str, items: Sequence[str]) -> None:
             fits = False
         if not fits:
             raise InputError(f"{kind} must be text of 1 to {LONGEST_ID} bytes in UTF-8")
+
+
+def check_times(times: Iterable[int]) -> None:
+    """Refuse times that a store cannot keep."""
+    if not all(-(1 << 63) <= at < 1 << 63 for at in times):
+        raise InputError("a time must fit into 64 bits of microseconds")
 
 
 def hash_key(key: str | None) -> bytes:

@@ -11,7 +11,7 @@ Appends that wait for the disk at the same time share one commit. One writer at 
 processes; readers never wait. Item numbers are given once and never taken back.
 """
 
-import random
+import secrets
 import struct
 import threading
 from collections import deque
@@ -39,6 +39,7 @@ from lrurec.serving.store.base import (
     Record,
     StoreError,
     check_ids,
+    check_times,
     hash_key,
 )
 
@@ -222,16 +223,16 @@ class EmbeddedStore:
     # Writing
 
     def append(self, user: str, events: Sequence[Event], model: Model) -> Appended:
-        check_ids(user, [event.item for event in events])
+        _check(user, events)
         return self._now(self._append, user, _kept(events), model)  # type: ignore[no-any-return]
 
     def submit(self, user: str, events: Sequence[Event], model: Model) -> "Future[Appended]":
-        check_ids(user, [event.item for event in events])
+        _check(user, events)
         return self._later(self._append, user, _kept(events), model)
 
     def load(self, histories: Sequence[tuple[str, Sequence[Kept]]], model: Model) -> int:
         for user, events in histories:
-            check_ids(user, [event.item for event in events])
+            _check(user, events)
         return int(self._now(self._load, histories, model))
 
     def put_states(self, portion: Portion, states: Sequence[bytes], model: Model) -> int:
@@ -288,7 +289,9 @@ class EmbeddedStore:
         while self._waiting:
             jobs: list[_Job] = []
             while self._waiting and len(jobs) < _MOST:
-                jobs.append(self._waiting.popleft())
+                job = self._waiting.popleft()
+                if job.future.set_running_or_notify_cancel():  # nobody can call it back from here on
+                    jobs.append(job)
             self._commit(jobs)
 
     def _commit(self, jobs: list[_Job]) -> None:
@@ -519,13 +522,18 @@ class EmbeddedStore:
             raise StoreError(f"{self.path} cannot be used ({error})") from None
 
 
+def _check(user: str, events: Sequence[Event | Kept]) -> None:
+    check_ids(user, [event.item for event in events])
+    check_times(event.time for event in events)
+
+
 def _kept(events: Sequence[Event]) -> list[Kept]:
     return [Kept(event.item, event.time, hash_key(event.key)) for event in events]
 
 
 def _version() -> int:
     """A number that a user has never had, also after being forgotten."""
-    return random.getrandbits(63)
+    return secrets.randbits(63)
 
 
 def _by_time(rows: Rows) -> Rows:
