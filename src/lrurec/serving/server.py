@@ -146,6 +146,8 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     _many_files()
     sys.setswitchinterval(0.0005)  # the writer and the loop take turns more often than every 5 ms
     control.reached(count)
+    if live.store.durable() is False:
+        LOG.warning("Redis may lose acknowledged events in a crash; set appendonly yes and appendfsync always")
     keys = read_keys(settings.keys)
     api = Api(
         live,

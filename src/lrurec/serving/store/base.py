@@ -142,6 +142,9 @@ class Store(Protocol):
 
     def __len__(self) -> int: ...
 
+    def durable(self) -> bool | None:
+        """Whether all that is acknowledged survives a crash; None if nobody knows."""
+
     def info(self) -> dict[str, Any]:
         """What is in it, for people to read."""
 

@@ -98,7 +98,7 @@ class EmbeddedStore:
     quick = True
 
     def __init__(self, path: str | Path, *, bound: int = 0, create: bool = True, durable: bool = True) -> None:
-        self.path, self.where, self.bound = Path(path), str(path), bound
+        self.path, self.where, self.bound, self._durable = Path(path), str(path), bound, durable
         if not create and not (self.path / "data.mdb").exists():
             raise StoreError(f"{self.path} is not a store; check the path after --store")
         with self._sentences():
@@ -207,6 +207,9 @@ class EmbeddedStore:
     def __len__(self) -> int:
         with self._sentences(), self._env.begin() as txn:
             return int(txn.stat(self._db[b"users"])["entries"])
+
+    def durable(self) -> bool:
+        return self._durable
 
     def info(self) -> dict[str, Any]:
         users, events, states = 0, 0, dict[str, int]()
