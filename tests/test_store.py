@@ -2,11 +2,12 @@
 
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import pairwise
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 from lrurec.errors import InputError
 from lrurec.serving.store.base import Event, Indices, Kept, Store, StoreError
 from lrurec.serving.store.embedded import PIECE, EmbeddedStore
+from lrurec.serving.store.redis import RedisStore
+from redis_server import MISSING, Server, wait_for
 
 
 class Chain:
@@ -51,19 +54,30 @@ FIRST, SECOND = Chain(), Chain("second")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+def embedded(tmp_path: Path) -> Iterator[EmbeddedStore]:
     made = EmbeddedStore(tmp_path / "store")
     yield made
     made.close()
 
 
-def wait_for(happens: Callable[[], bool]) -> bool:
-    """Whether something happens within ten seconds."""
-    for _ in range(1000):
-        if happens():
-            return True
-        time.sleep(0.01)
-    return False
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if MISSING:
+        pytest.skip("there is no redis-server on this machine")
+    made = Server(tmp_path_factory.mktemp("redis"))
+    yield made.url
+    made.kill()
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Every kind of store, empty."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("embedded")
+        return
+    made = RedisStore(request.getfixturevalue("redis"), prefix=f"t{secrets.randbits(60)}")
+    yield made
+    made.close()
 
 
 def events(*items: str, start: int = 0) -> list[Event]:
@@ -80,7 +94,7 @@ def items_of(store: Store, user: str) -> list[str]:
     return items
 
 
-def test_append_and_read(store: EmbeddedStore) -> None:
+def test_append_and_read(store: Store) -> None:
     assert store.read("ann", FIRST) is None and store.look(["ann", "bob"], FIRST) == [None, None]
     done = store.append("ann", events("tea", "jam"), FIRST)
     assert (done.stored, done.length, done.state) == (2, 2, FIRST.after("tea", "jam"))
@@ -99,7 +113,7 @@ def test_it_is_there_after_opening_again(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_retry_is_stored_once(store: EmbeddedStore) -> None:
+def test_a_retry_is_stored_once(store: Store) -> None:
     event = Event("tea", 5, key="e1")
     assert store.append("ann", [event, event], FIRST).stored == 1
     assert store.append("ann", [event, Event("jam", 6, "e2")], FIRST).stored == 1
@@ -107,7 +121,7 @@ def test_a_retry_is_stored_once(store: EmbeddedStore) -> None:
     assert items_of(store, "ann") == ["tea", "jam"]
 
 
-def test_late_events_are_placed_by_time(store: EmbeddedStore) -> None:
+def test_late_events_are_placed_by_time(store: Store) -> None:
     store.append("ann", [Event("a", 10), Event("c", 30)], FIRST)
     store.append("ann", [Event("b", 20), Event("d", 40), Event("a2", 10)], FIRST)
     assert items_of(store, "ann") == ["a", "a2", "b", "c", "d"]
@@ -115,7 +129,7 @@ def test_late_events_are_placed_by_time(store: EmbeddedStore) -> None:
     assert items_of(store, "ann")[-2:] == ["d", "e"]
 
 
-def test_a_state_of_another_artifact_is_made_again(store: EmbeddedStore) -> None:
+def test_a_state_of_another_artifact_is_made_again(store: Store) -> None:
     store.append("ann", events("a", "b"), FIRST)
     first, (look,) = store.look(["ann"], FIRST)[0], store.look(["ann"], SECOND)
     assert first is not None and not first.rebuilt
@@ -125,7 +139,7 @@ def test_a_state_of_another_artifact_is_made_again(store: EmbeddedStore) -> None
     assert items_of(store, "ann") == ["a", "b", "c"]
 
 
-def test_forgotten_is_gone(store: EmbeddedStore) -> None:
+def test_forgotten_is_gone(store: Store) -> None:
     store.append("ann", [Event("tea", 1, "e1")] * 3, FIRST)
     store.append("bob", events("jam"), FIRST)
     assert store.forget("ann") and not store.forget("ann")
@@ -182,7 +196,7 @@ def test_any_order_of_things_against_a_plain_twin(
     store.close()
 
 
-def test_many_threads_lose_nothing(store: EmbeddedStore) -> None:
+def test_many_threads_lose_nothing(store: Store) -> None:
     def write(thread: int) -> None:
         for k in range(50):
             store.append("ann", [Event(f"{thread}-{k}", 0, f"{thread}-{k}")], FIRST)
@@ -245,7 +259,7 @@ def test_killed_at_any_moment_every_acknowledged_event_is_there_once(tmp_path: P
     assert len(found) <= len(acknowledged) + 5  # at most one per process was on disk and not yet told
 
 
-def test_a_fault_in_one_append_harms_no_other(store: EmbeddedStore) -> None:
+def test_a_fault_in_one_append_harms_no_other(store: Store) -> None:
     class Broken(Chain):
         def replay(self, items: Indices, state: bytes | None = None) -> bytes:
             raise ValueError("broken")
@@ -257,7 +271,7 @@ def test_a_fault_in_one_append_harms_no_other(store: EmbeddedStore) -> None:
     assert store.read("ann", FIRST) is None
 
 
-def test_refusals(tmp_path: Path, store: EmbeddedStore) -> None:
+def test_refusals(tmp_path: Path, embedded: EmbeddedStore) -> None:
     with pytest.raises(StoreError, match="is not a store"):
         EmbeddedStore(tmp_path / "nothing", create=False)
     (tmp_path / "bad").mkdir()
@@ -266,34 +280,34 @@ def test_refusals(tmp_path: Path, store: EmbeddedStore) -> None:
         EmbeddedStore(tmp_path / "bad")
     for user, item in (("", "tea"), ("u" * 501, "tea"), ("ann", ""), ("ann", "i" * 501), ("\ud800", "tea")):
         with pytest.raises(InputError, match="1 to 500 bytes"):
-            store.append(user, [Event(item, 0)], FIRST)
+            embedded.append(user, [Event(item, 0)], FIRST)
 
 
-def test_items_that_the_model_does_not_know_are_kept(store: EmbeddedStore) -> None:
+def test_items_that_the_model_does_not_know_are_kept(store: Store) -> None:
     store.append("ann", events("a", "?x", "b"), FIRST)
     assert items_of(store, "ann") == ["a", "?x", "b"]
     assert store.append("ann", events("?y", start=9), FIRST).state == FIRST.after("a", "b")
 
 
-def test_numbers_of_an_abandoned_transaction_are_not_remembered(store: EmbeddedStore) -> None:
+def test_numbers_of_an_abandoned_transaction_are_not_remembered(embedded: EmbeddedStore) -> None:
     """An append fails behind one that gave new items their numbers: they get others, and nobody mixes them up."""
 
     class Broken(Chain):
         def replay(self, items: Indices, state: bytes | None = None) -> bytes:
             raise ValueError("broken")
 
-    with store._committing:  # so that both wait for the same commit
+    with embedded._committing:  # so that both wait for the same commit
         futures = [
-            store.submit("zoe", events("never-stored"), Broken()),
-            store.submit("ann", events("tea", "jam"), FIRST),
-            store.submit("zoe", events("never-stored-either"), Broken()),
-            store.submit("ann", events("egg", start=5), FIRST),
+            embedded.submit("zoe", events("never-stored"), Broken()),
+            embedded.submit("ann", events("tea", "jam"), FIRST),
+            embedded.submit("zoe", events("never-stored-either"), Broken()),
+            embedded.submit("ann", events("egg", start=5), FIRST),
         ]
     assert [f.exception() is None for f in futures] == [False, True, False, True]
-    assert items_of(store, "ann") == ["tea", "jam", "egg"]
+    assert items_of(embedded, "ann") == ["tea", "jam", "egg"]
 
 
-def test_load_is_append_for_many(store: EmbeddedStore) -> None:
+def test_load_is_append_for_many(store: Store) -> None:
     store.append("bob", [Event("old", 5, "e1")], FIRST)
     (known,) = store.read("bob", FIRST).events  # type: ignore[union-attr]
     rows = [
@@ -316,7 +330,7 @@ def test_load_keeps_to_the_bound(tmp_path: Path) -> None:
     store.close()
 
 
-def test_states_in_bulk(store: EmbeddedStore) -> None:
+def test_states_in_bulk(store: Store) -> None:
     for k in range(20):
         store.append(f"u{k}", events(*"abc"[: k % 4]), FIRST)
     (portion,) = store.portions(SECOND)
@@ -330,13 +344,13 @@ def test_states_in_bulk(store: EmbeddedStore) -> None:
     assert items_of(store, "u7") == ["a", "b", "c", "late"]
 
 
-def test_portions_leave_nobody_out(store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portions_leave_nobody_out(embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lrurec.serving.store.embedded._PORTION", 7)
     for k in range(40):
-        store.append(f"u{k}", events(*"abcde"[: k % 6]), FIRST)
-    found = [user for portion in store.portions(FIRST) for user in portion.users]
+        embedded.append(f"u{k}", events(*"abcde"[: k % 6]), FIRST)
+    found = [user for portion in embedded.portions(FIRST) for user in portion.users]
     assert sorted(found) == sorted(f"u{k}" for k in range(40))
-    assert store.info() | {"bytes": 0} == {
+    assert embedded.info() | {"bytes": 0} == {
         "kind": "embedded",
         "users": 40,
         "events": sum(k % 6 for k in range(40)),
@@ -346,20 +360,20 @@ def test_portions_leave_nobody_out(store: EmbeddedStore, monkeypatch: pytest.Mon
     }
 
 
-def test_a_time_that_cannot_be_kept(store: EmbeddedStore) -> None:
+def test_a_time_that_cannot_be_kept(store: Store) -> None:
     with pytest.raises(InputError, match="64 bits"):
         store.append("ann", [Event("tea", 1 << 63)], FIRST)
 
 
-def test_whoever_gives_up_waiting_harms_nobody(store: EmbeddedStore) -> None:
-    with store._committing:
-        gone, stays = store.submit("ann", events("tea"), FIRST), store.submit("bob", events("jam"), FIRST)
+def test_whoever_gives_up_waiting_harms_nobody(embedded: EmbeddedStore) -> None:
+    with embedded._committing:
+        gone, stays = embedded.submit("ann", events("tea"), FIRST), embedded.submit("bob", events("jam"), FIRST)
         assert gone.cancel()
     assert stays.result().stored == 1
-    assert store.read("ann", FIRST) is None
+    assert embedded.read("ann", FIRST) is None
 
 
-def test_after_closing(store: EmbeddedStore) -> None:
+def test_after_closing(store: Store) -> None:
     store.append("ann", events("tea"), FIRST)
     store.close()
     store.close()
