@@ -218,6 +218,11 @@ EVERY = {
 }
 
 
+def test_it_runs_without_torch(shop: Server, client: Client) -> None:
+    assert client.observe("ann", 1).status == 200
+    assert "torch" not in Path(f"/proc/{shop.process.pid}/maps").read_text()
+
+
 # Whom it refuses
 
 

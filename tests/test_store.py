@@ -373,6 +373,35 @@ def test_whoever_gives_up_waiting_harms_nobody(embedded: EmbeddedStore) -> None:
     assert embedded.read("ann", FIRST) is None
 
 
+FULL = """
+import resource, sys
+sys.path.insert(0, sys.argv[2])
+from test_store import FIRST
+from lrurec.serving.store.base import Event, StoreError
+from lrurec.serving.store.embedded import EmbeddedStore
+store, stored, refused = EmbeddedStore(sys.argv[1]), 0, ""
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+for k in range(20_000):
+    try:
+        store.append(f"user{k}", [Event("tea", k)] * 50, FIRST)
+    except StoreError as error:
+        refused = str(error)
+        break
+    stored += 1
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert "cannot be used" in refused or "refuses" in refused, refused
+assert len(store) == stored > 10, (len(store), stored)
+store.append("after", [Event("jam", 1)], FIRST)
+assert len(store) == stored + 1
+store.close()
+"""
+
+
+def test_a_full_disk_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "s"), here], check=True)
+
+
 def test_after_closing(store: Store) -> None:
     store.append("ann", events("tea"), FIRST)
     store.close()
