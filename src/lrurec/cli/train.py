@@ -29,8 +29,8 @@ recipes:
 examples:
   lrurec train data/mine --out runs/mine
   lrurec train data/ml-1m --out runs/ml-1m --set training.max_length=200
-  lrurec train data/beauty --out runs/beauty --set model.dropout=0.6 --set training.steps=8000 \\
-    --set training.loss=sampled --set training.negatives=4096 --set training.shared_negatives=true
+  lrurec train data/beauty --out runs/beauty --set model.dropout=0.6 --set training.steps=12000 \\
+    --set training.learning_rate=0.003 --set training.loss=sampled --set training.negatives=4096 --set training.shared_negatives=true
   lrurec train data/xlong --out runs/xlong --set training.loss=sampled --set training.negatives=100
   lrurec train data/mine --out runs/mine --resume        go on after Ctrl-C, a crash or a power cut
 

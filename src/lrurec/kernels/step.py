@@ -43,6 +43,13 @@ def _gelu_in_place(x: Any, width: Any) -> None:
 
 
 @compiled
+def gelu(x: Any) -> None:
+    """GELU of x [N, W] in place."""
+    for i in range(len(x)):
+        _gelu_in_place(x[i], x.shape[1])
+
+
+@compiled
 def advance(
     states: Any,
     table: Any,
