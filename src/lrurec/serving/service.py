@@ -177,11 +177,14 @@ class Answer:
 
 
 class Live:
-    """Recommendations that follow every event."""
+    """Recommendations that follow every event.
 
-    def __init__(self, artifact: Artifact | str | Path, store: Store | str | Path) -> None:
+    `store`: a folder, a Redis address, or an opened store. `bound`: how many events of a user are kept (0: all).
+    """
+
+    def __init__(self, artifact: Artifact | str | Path, store: Store | str | Path, *, bound: int = 0) -> None:
         self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
-        self.store: Store = open_store(store) if isinstance(store, str | Path) else store
+        self.store: Store = open_store(store, bound=bound) if isinstance(store, str | Path) else store
         self.looked: Callable[[int, int], None] = lambda ready, rebuilt: None  # set from outside: who counts
 
     @property
