@@ -61,7 +61,7 @@ def artifact(work: Path, name: str) -> Path:
         source = Path(os.environ["LRUREC_DATA"]) / "ml-1m/ml-1m.txt.gz"
     else:
         items = int(float(name))
-        steps, more = (300, SAMPLED) if items < 500_000 else (3000, SAMPLED)
+        steps, more = (300, SAMPLED) if items < 500_000 else (800, SAMPLED)
         source = work / f"events-{name}.parquet"
         if not source.exists():
             lrurec("data", "synth", "--users", items // 10, "--items", items, "--events", 10 * items, "--out", source)
