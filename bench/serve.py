@@ -347,7 +347,7 @@ def changed(folder: Path, out: Path) -> Path:
             if file.name != "manifest.json":
                 shutil.copy(file, work / file.name)
         np.save(work / "bias.npy", np.load(folder / "bias.npy") + np.float32(1))
-        write_manifest(work, {k: v for k, v in manifest.items() if k != "files"})
+        write_manifest(work, {k: v for k, v in manifest.items() if k not in ("files", "seal")}, sealed=True)
     return out
 
 

@@ -478,7 +478,7 @@ def _changed(artifact: Path, out: Path) -> Path:
             if file.name != "manifest.json":
                 (work / file.name).write_bytes(file.read_bytes())
         np.save(work / "bias.npy", np.load(artifact / "bias.npy") + np.float32(1))
-        write_manifest(work, {k: v for k, v in manifest.items() if k != "files"})
+        write_manifest(work, {k: v for k, v in manifest.items() if k not in ("files", "seal")}, sealed=True)
     return out
 
 

@@ -33,5 +33,13 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         import importlib
 
-        return getattr(importlib.import_module(_HOME[name]), name)
+        try:
+            return getattr(importlib.import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            part = {"Recommender": "train", "Live": "serve"}.get(name)
+            if part is None or (error.name or "").startswith("lrurec"):
+                raise
+            from lrurec.errors import MissingPartError
+
+            raise MissingPartError(f"lrurec.{name} needs {error.name}; run: pip install 'lrurec[{part}]'") from None
     raise AttributeError(f"module 'lrurec' has no attribute '{name}'")

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import lrurec
 from lrurec.arrays import save_array
 from lrurec.data.dataset import Dataset
+from lrurec.errors import FolderError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
@@ -54,8 +56,12 @@ def export(
         "from": {"dataset": dataset.content_id, "checkpoint": checkpoint, "config": run.manifest["config"]},
     }
     with new_folder(out, KIND) as work:
-        save_file(weights_of(model), work / WEIGHTS)
         np.save(work / "table.npy", np.ascontiguousarray(table))
+        try:
+            save_file(weights_of(model), work / WEIGHTS)
+        except SafetensorError as error:
+            raise FolderError(f"{out} cannot be written ({error}); free some room") from None
+        (work / WEIGHTS).chmod((work / "table.npy").stat().st_mode)  # safetensors' own lets nobody else read it
         save_array(work / "bias.npy", bias)
         save_array(work / "popular.npy", most_seen(dataset))
         dataset.item_ids.save(work, "item_ids")
@@ -65,7 +71,7 @@ def export(
         if index == Approximate.kind:
             hidden = sample_of(Engine(shape, weights_of(model), table), dataset)
             manifest["index"] = build_index(work, table, bias, hidden, watch)
-        write_manifest(work, manifest)
+        write_manifest(work, manifest, sealed=True)
     return manifest
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from lrurec.errors import FolderError
 
+_AGAIN = {"dataset": "make the dataset again (prepare --force)", "artifact": "make it again with lrurec export"}
 MANIFEST = "manifest.json"
 _LOCK = ".writing"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -49,10 +50,10 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        what = "does not exist" if not folder.exists() else f"is not a {kind} folder (it has no {MANIFEST})"
+        what = "does not exist" if not folder.exists() else f"is not {_a(kind)} folder (it has no {MANIFEST})"
         raise FolderError(f"{folder} {what}") from None
     except NotADirectoryError:
-        raise FolderError(f"{folder} is a file; a {kind} is a folder") from None
+        raise FolderError(f"{folder} is a file; {_a(kind)} is a folder") from None
     except (OSError, ValueError) as error:
         raise FolderError(f"{path} cannot be read ({error}); make the {kind} again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != f"lrurec-{kind}":
@@ -65,12 +66,23 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     return manifest
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest, with the size and hash of every other file added under `files`."""
+def write_manifest(folder: Path, manifest: dict[str, Any], *, sealed: bool = False) -> None:
+    """Write the manifest, with the size and hash of every other file added under `files`; `sealed`, with its own hash."""
     names = sorted(p.name for p in folder.iterdir() if p.name not in (MANIFEST, _LOCK))
     files = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names}
-    text = json.dumps({**manifest, "files": files}, indent=1, ensure_ascii=False, sort_keys=True)
+    whole = {**manifest, "files": files}
+    whole |= {"seal": seal_of(whole)} if sealed else {}
+    text = json.dumps(whole, indent=1, ensure_ascii=False, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def seal_of(manifest: dict[str, Any]) -> str:
+    """A hash of everything in a manifest but its seal."""
+    return sha256_json({name: value for name, value in manifest.items() if name != "seal"})
 
 
 def check_sizes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
@@ -79,9 +91,11 @@ def check_sizes(folder: Path, manifest: dict[str, Any], kind: str) -> None:
         try:
             size = (folder / name).stat().st_size
         except OSError:
-            raise FolderError(f"{folder}: {name} is missing; make the {kind} again") from None
+            raise FolderError(f"{folder}: {name} is missing; {_AGAIN.get(kind, f'make the {kind} again')}") from None
         if size != facts["bytes"]:
-            raise FolderError(f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; make the {kind} again")
+            raise FolderError(
+                f"{folder}: {name} has {size} bytes, {facts['bytes']} expected; {_AGAIN.get(kind, f'make the {kind} again')}"
+            )
 
 
 def check_hashes(
@@ -92,7 +106,7 @@ def check_hashes(
     for name, facts in manifest["files"].items():
         if sha256(folder / name, report) != facts["sha256"]:
             raise FolderError(
-                f"{folder}: {name} is damaged (its hash differs); make the {kind} again (prepare --force)"
+                f"{folder}: {name} is damaged (its hash differs); {_AGAIN.get(kind, f'make the {kind} again')}"
             )
 
 
@@ -159,7 +173,7 @@ def _refuse_foreign(destination: Path, kind: str) -> None:
             ours = set()
         if not ours:
             raise FolderError(
-                f"{destination} already holds something that is not a {kind}; nothing was touched, choose another --out"
+                f"{destination} already holds something that is not {_a(kind)}; nothing was touched, choose another --out"
             )
         foreign = sorted(p.name for p in destination.iterdir() if p.name not in ours)
         if foreign:

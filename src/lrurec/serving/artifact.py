@@ -1,6 +1,6 @@
 """The artifact folder: all that serving needs of a trained model, and no torch. Knows files, not requests.
 
-manifest.json         the model's shape, where it came from, the size and hash of every file
+manifest.json         the model's shape, where it came from, the size and hash of every file, and its own hash
 weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
 table.npy             float32 [items, width]   what an item is as input, and what it is scored with
 bias.npy              float32 [items]
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from lrurec.arrays import mapped
 from lrurec.config import from_mapping
 from lrurec.errors import FolderError, LrurecError
-from lrurec.folder import check_hashes, check_sizes, read_manifest, sha256_json
+from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
@@ -52,6 +52,10 @@ class Artifact:
         folder = Path(path)
         manifest = read_manifest(folder, KIND, VERSION)
         try:
+            if manifest.get("seal") != seal_of(manifest):
+                raise FolderError(
+                    f"{folder}: manifest.json is damaged (its hash differs); make it again with lrurec export"
+                )
             (check_hashes if verify else check_sizes)(folder, manifest, KIND)
             return cls._map(folder, manifest)
         except LrurecError:
@@ -71,7 +75,7 @@ class Artifact:
             names = TextIds(mapped(folder / "item_names.text.npy"), mapped(folder / "item_names.offsets.npy"))
         return cls(
             folder,
-            content_id(manifest),
+            manifest["seal"][:16],
             manifest,
             Engine(shape, weights, table),
             mapped(folder / "bias.npy"),
@@ -103,8 +107,3 @@ class Artifact:
 
     def __repr__(self) -> str:
         return f"Artifact({self.n_items:,} items, id {self.id})"
-
-
-def content_id(manifest: dict[str, Any]) -> str:
-    """A short hash of all that decides states and scores."""
-    return sha256_json({name: facts["sha256"] for name, facts in manifest["files"].items()})[:16]

@@ -45,9 +45,14 @@ def read_keys(file: str | None) -> Keys:
     if file is None:
         return _parse(os.environ.get(VARIABLE, "").replace(",", "\n"), VARIABLE)
     try:
-        return _parse(Path(file).read_text(encoding="utf-8"), file)
+        keys = _parse(Path(file).read_text(encoding="utf-8"), file)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read ({error}); check the path after --keys") from None
+    if not len(keys):
+        raise SettingsError(
+            f"{file} has no keys; write lines with a role ({', '.join(ROLES)}) and a key, or leave out --keys"
+        )
+    return keys
 
 
 def _parse(text: str, where: str) -> Keys:
@@ -57,8 +62,12 @@ def _parse(text: str, where: str) -> Keys:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or words[0] not in ROLES:
-            raise SettingsError(f"line {number} of {where} must be a role ({', '.join(ROLES)}) and a key")
+            raise SettingsError(
+                f"line {number} of {where} must be a role ({', '.join(ROLES)}), a space or colon, and a key"
+            )
         if len(words[1]) < _SHORTEST:
             raise SettingsError(f"the key in line {number} of {where} is too short; use {_SHORTEST} characters or more")
+        if keys.get(words[1], words[0]) != words[0]:
+            raise SettingsError(f"the key in line {number} of {where} stands there with another role, too")
         keys[words[1]] = words[0]
     return Keys(keys)
