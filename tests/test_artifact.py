@@ -13,6 +13,7 @@ import torch
 import lrurec
 from conftest import Run
 from lrurec.errors import FolderError
+from lrurec.folder import seal_of
 from lrurec.serving.artifact import Artifact
 from lrurec.training.run import Run as Trained
 
@@ -68,7 +69,11 @@ def test_one_flipped_byte_is_refused(trained: Path, tmp_path: Path, name: str) -
 def test_a_wrong_manifest_is_refused(trained: Path, tmp_path: Path, change: dict[str, object], words: str) -> None:
     shutil.copytree(trained / "artifact", tmp_path / "a")
     path = tmp_path / "a" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FolderError, match="manifest.json is damaged|format version 99"):
+        Artifact.open(tmp_path / "a")
+    path.write_text(json.dumps(manifest | {"seal": seal_of(manifest)}))  # whoever made it meant it so
     with pytest.raises(FolderError, match=words):
         Artifact.open(tmp_path / "a")
 
@@ -90,3 +95,7 @@ def test_other_folders_are_refused(trained: Path, tmp_path: Path, run: Run) -> N
     assert refused.code == 2 and "choose another --out" in refused.err
     with pytest.raises(FolderError, match="not a lrurec artifact folder"):
         Artifact.open(trained / "data")
+
+
+def test_whoever_may_read_one_file_may_read_all(trained: Path) -> None:
+    assert len({file.stat().st_mode for file in (trained / "artifact").iterdir()}) == 1

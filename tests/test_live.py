@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,32 @@ def test_no_torch(trained: Path, tmp_path: Path) -> None:
         " heavy = {'torch', 'polars', 'pandas'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code, trained / "artifact", tmp_path / "s"], check=True)
+
+
+def test_times_ids_and_history(live: Live) -> None:
+    live.observe("ann", "i03", time=1_700_000_000.5, id="e1")
+    live.observe("ann", "i05", time="2020-01-01")
+    live.observe("ann", "i07", time=datetime(2021, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))))
+    assert live.observe("ann", "i03", id="e1").stored == 0
+    expected = [("i05", 1577836800.0), ("i07", 1609459200.0), ("i03", 1_700_000_000.5)]
+    assert live.history("ann") == expected and live.history("nobody") == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda live: live.observe(None, "i03"), "a user id is text or a whole number, not None"),
+        (lambda live: live.observe("ann", "i03", time="soon"), "neither seconds since 1970 nor ISO 8601"),
+        (lambda live: live.observe("ann", "i03", time=1.7e15), "not in seconds since 1970"),
+        (lambda live: live.observe("ann", "i03", id=5), "the id of an event is text"),
+        (lambda live: live.recommend("ann", "3"), "k must be a whole number"),
+        (lambda live: live.recommend("ann", 0), "k must be a whole number"),
+        (lambda live: live.recommend("ann", allow="i03"), r"write \['i03'\]"),
+        (lambda live: live.recommend_for("i03"), r"write \['i03'\]"),
+        (lambda live: live.recommend_for(["i03", "x", "y"]), "items 'x', 'y' are not in the artifact"),
+    ],
+)
+def test_mistakes(live: Live, wrong: Callable[[Live], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        wrong(live)
+    assert live.history("ann") == live.history("None") == []

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from lrurec.serving.asgi import Routes
 from lrurec.serving.keys import read_keys
 from lrurec.serving.openapi import description
 from lrurec.serving.service import Live
+from redis_server import wait_for
 from server import Client, Reply, Server
 
 
@@ -84,7 +86,7 @@ def test_events(client: Client) -> None:
     client.observe("kim", 7, time="2020-01-01T00:00:00Z")
     client.observe("kim", 8, time=1.5)  # late: before both
     events = client.get("/v1/users/kim").json["events"]
-    assert [(e["item"], e["time"]) for e in events] == [("8", 1.5), ("3", 5.0), ("7", 1577836800.0)]
+    assert [(e["item"], e["time"]) for e in events] == [(8, 1.5), (3, 5.0), (7, 1577836800.0)]
     assert client.get("/v1/users/kim?last=1").json["events"] == events[-1:]
     assert client.get("/v1/users/kim?last=0").json["events"] == []
 
@@ -141,6 +143,13 @@ MISTAKES: dict[str, tuple[str, str, Any, int, str]] = {
     "far time": ("POST", "/v1/events", {"user": "u", "item": 1, "time": 1e300}, 400, "seconds since 1970"),
     "large k": ("GET", "/v1/users/u/recommendations?k=1001", None, 400, "1 to 1000"),
     "many allowed": ("GET", "/v1/users/u/recommendations?allow=" + ",".join(["1"] * 201), None, 400, "200"),
+    "typo in a parameter": (
+        "GET",
+        "/v1/users/u/recommendations?filter_sen=1",
+        None,
+        400,
+        "did you mean 'filter_seen'?",
+    ),
     "no k": ("GET", "/v1/users/u/recommendations?k=x", None, 400, "whole number"),
     "maybe": ("GET", "/v1/users/u/recommendations?filter_seen=maybe", None, 400, "true or false"),
     "no route": ("GET", "/v2", None, 404, "no /v2 here"),
@@ -253,7 +262,14 @@ def test_keys_from_the_environment_and_bad_ones(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("LRUREC_KEYS", f"read:{'a' * 16},write {'b' * 16}")
     keys = read_keys(None)
     assert [keys.allows(k * 16, "write") for k in "abc"] == [False, True, None]
-    for text, words in (("read", "line 1"), ("root " + "a" * 16, "line 1"), ("\nread short", "line 2.*too short")):
+    both = "read " + "a" * 16 + "\nadmin " + "a" * 16
+    for text, words in (
+        ("read", "line 1"),
+        ("root " + "a" * 16, "line 1"),
+        ("\nread short", "line 2.*too short"),
+        ("# none\n", "has no keys"),
+        (both, "line 2 .* another role"),
+    ):
         (tmp_path / "k").write_text(text)
         with pytest.raises(SettingsError, match=words):
             read_keys(str(tmp_path / "k"))
@@ -335,6 +351,46 @@ def hammer(server: Server, threads: int, until: threading.Event, prefix: str = "
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, range(threads)))
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+def test_a_closed_terminal_stops_it(sample: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    server = Server(sample, tmp_path / "s", *options)
+    wait_ready(server, 2 if options else 1)
+    assert server.client().observe("ann", 1).status == 200
+    assert server.stop(signal.SIGHUP) == 0
+    assert not [line for line in server.log if "trace" in line]
+
+
+def test_workers_end_with_their_parent(sample: Path, tmp_path: Path) -> None:
+    server = Server(sample, tmp_path / "s", "--workers", "2")
+    wait_ready(server, 2)
+    pids = workers_of(server)
+    os.kill(server.process.pid, signal.SIGKILL)
+    assert len(pids) == 2 and wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    server.stop()
+
+
+def test_a_worker_that_cannot_start_harms_no_other(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "artifact", tmp_path / "a")
+    with Server(tmp_path / "a", tmp_path / "s", "--workers", "2") as server:
+        wait_ready(server, 2)
+        (tmp_path / "a").rename(tmp_path / "gone")
+        os.kill(workers_of(server)[0], signal.SIGKILL)
+        assert wait_for(lambda: any('"cannot start"' in line for line in server.log))
+        assert server.client().get("/v1/model").status == 200
+        (tmp_path / "gone").rename(tmp_path / "a")
+        assert wait_for(lambda: sum('"event": "ready"' in line for line in server.log) >= 3)
+        assert all(json.loads(line) for line in server.log)
+
+
+def test_a_store_that_is_removed(sample: Path, tmp_path: Path) -> None:
+    with Server(sample, tmp_path / "s") as server:
+        client = server.client()
+        assert client.observe("ann", 1).status == 200 and client.get("/readyz").status == 200
+        shutil.rmtree(tmp_path / "s")
+        assert client.observe("ann", 2).status == 503
+        assert client.get("/readyz").status == 503 and client.ask("HEAD", "/healthz").status == 200
 
 
 def test_sigterm_drains(sample: Path, tmp_path: Path) -> None:

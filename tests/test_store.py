@@ -3,6 +3,7 @@
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrurec.errors import InputError
+from lrurec.errors import InputError, SettingsError
 from lrurec.serving.store.base import Event, Indices, Kept, Store, StoreError
 from lrurec.serving.store.embedded import PIECE, EmbeddedStore
+from lrurec.serving.store.opening import open_store
 from lrurec.serving.store.redis import RedisStore
 from redis_server import MISSING, Server, wait_for
 
@@ -102,6 +104,7 @@ def test_append_and_read(store: Store) -> None:
     store.append("bob", events("jam"), FIRST)
     assert items_of(store, "ann") == ["tea", "jam", "tea"]
     assert sorted(store.users()) == ["ann", "bob"] and len(store) == 2
+    assert store.has(["bob", "zoe", "", "\ud800", "ann"]) == [True, False, False, False, True]
 
 
 def test_it_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_a_fault_in_one_append_harms_no_other(store: Store) -> None:
 
 
 def test_refusals(tmp_path: Path, embedded: EmbeddedStore) -> None:
-    with pytest.raises(StoreError, match="is not a store"):
+    with pytest.raises(StoreError, match="does not exist"):
         EmbeddedStore(tmp_path / "nothing", create=False)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "data.mdb").write_bytes(b"no store" * 4096)
@@ -400,6 +403,51 @@ store.close()
 def test_a_full_disk_is_told_and_harms_nothing(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "s"), here], check=True)
+
+
+def test_a_store_that_is_removed_takes_no_more_events(embedded: EmbeddedStore) -> None:
+    embedded.append("ann", events("tea"), FIRST)
+    embedded.check()
+    shutil.rmtree(embedded.path)
+    for work in (embedded.check, lambda: embedded.append("ann", events("jam", start=9), FIRST)):
+        with pytest.raises(StoreError, match="was removed or replaced"):
+            work()
+
+
+def test_damage(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    store = EmbeddedStore(path)
+    store.load([(f"user{k}", [Kept(f"item{j}", j) for j in range(30)]) for k in range(300)], FIRST)
+    store.close()
+    whole = (path / "data.mdb").read_bytes()
+    (path / "data.mdb").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError, match="cut short"):
+        EmbeddedStore(path)
+    changed = bytearray(whole)
+    for at in range(8192, len(whole), 97):  # in every page, except the two that tell where all begins
+        changed[at] ^= 0xFF
+    (path / "data.mdb").write_bytes(changed)
+    with pytest.raises(StoreError):
+        store = EmbeddedStore(path)
+        list(store.portions(FIRST))
+        [store.read(user, FIRST) for user in store.users()]
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    (tmp_path / "file").write_text("x")
+    for path in ("photos", "file"):
+        with pytest.raises(StoreError, match="store"):
+            EmbeddedStore(tmp_path / path)
+    assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "data.mdb").touch()
+    with pytest.raises(StoreError, match="not a store"):
+        EmbeddedStore(tmp_path / "empty", create=False)
+    assert (tmp_path / "empty" / "data.mdb").stat().st_size == 0
+    with pytest.raises(SettingsError, match="no store"):
+        open_store("http://localhost")
 
 
 def test_after_closing(store: Store) -> None:

@@ -1,6 +1,9 @@
 """`lrurec store`: what is done to all of a store."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from conftest import Run
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.service import Live, States
 from lrurec.serving.store import upkeep
-from lrurec.serving.store.base import Event
+from lrurec.serving.store.base import Event, StoreError
 from lrurec.serving.store.embedded import EmbeddedStore
 from test_store import SECOND
 
@@ -62,11 +65,11 @@ def test_from_one_store_to_another(filled: Path, trained: Path, tmp_path: Path, 
     args = ("store", "import", tmp_path / "other", "--artifact", trained / "artifact", tmp_path / "all.jsonl")
     assert run(*args).code == 0
     again = run(*args)
-    assert again.code == 0  # without keys, an event is new each time; with one it is not
+    assert again.code == 0 and "imported  0 events" in again.out and "were there already" in again.out
     with Live(trained / "artifact", tmp_path / "other") as live, Live(trained / "artifact", filled) as first:
         record = live.store.read('odd "name"\n', live.served.states)
         assert record is not None
-        assert [(e.item, e.time) for e in record.events] == [("gone", -5), ("gone", -5), ("i03", 1_700_000_000_123_457)]
+        assert [(e.item, e.time) for e in record.events] == [("gone", -5), ("i03", 1_700_000_000_123_457)]
         assert live.store.append('odd "name"\n', strange[:1], live.served.states).stored == 0
         assert sorted(live.store.users()) == sorted(first.store.users())
 
@@ -108,16 +111,59 @@ def test_rebuild_after_another_artifact(filled: Path, trained: Path, run: Run) -
     assert "none differs" in run("store", "verify", filled, "--artifact", trained / "artifact").out
 
 
+def test_an_import_that_is_repeated_adds_nothing(filled: Path, trained: Path, run: Run, tmp_path: Path) -> None:
+    before = json.loads(run("store", "info", filled, "--json").out)["events"]
+    again = run("store", "import", filled, "--artifact", trained / "artifact", trained / "data")
+    assert again.code == 0 and "imported  0 events" in again.out
+    assert json.loads(run("store", "info", filled, "--json").out)["events"] == before
+    lines = [
+        {"user": "new", "item": "i03", "time": "2020-01-01T00:00:00Z", "id": "a"},
+        {"user": "u0", "item": "soap", "time": 5},
+        {"user": "new", "item": "i03", "time": 1577836800, "id": "b"},
+    ]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("store", "import", filled, "--artifact", trained / "artifact", tmp_path / "more.jsonl")
+    assert "imported  3 events of 2 users" in done.out and "1 are of items that the artifact does not have" in done.out
+    with Live(trained / "artifact", filled) as live:
+        assert live.observe("new", "i03", id="a").stored == 0
+
+
+def test_ctrl_c_in_the_middle(trained: Path, tmp_path: Path) -> None:
+    with (tmp_path / "many.jsonl").open("w") as file:
+        for k in range(300_000):
+            file.write(json.dumps({"user": f"user{k // 30}", "item": "i03", "time": k}) + "\n")
+    lrurec_ = [sys.executable, "-m", "lrurec.cli.main", "store"]
+    places = (tmp_path / "s", "--artifact", trained / "artifact", tmp_path / "many.jsonl")
+    command = [*lrurec_, "import", *map(str, places)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:  # until something is in it
+        try:
+            store = EmbeddedStore(tmp_path / "s", create=False)
+        except StoreError:
+            continue
+        there = len(store)
+        store.close()
+        if there:
+            break
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and "what was imported so far is kept" in said
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    store = EmbeddedStore(tmp_path / "s")
+    assert (store.info()["users"], store.info()["events"]) == (10_000, 300_000)
+    store.close()
+
+
 def test_mistakes(trained: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "bad.jsonl").write_text('{"user": "a", "item": "b", "time": 1}\n{"user": "a"}\n')
     artifact = ("--artifact", trained / "artifact")
     for arguments, words in (
-        (("info", tmp_path / "none"), "is not a store"),
-        (("verify", tmp_path / "none", *artifact), "is not a store"),
+        (("info", tmp_path / "none"), "does not exist"),
+        (("verify", tmp_path / "none", *artifact), "does not exist"),
         (("import", tmp_path / "s", *artifact, tmp_path / "bad.jsonl"), "line 2"),
         (("import", tmp_path / "s", *artifact, tmp_path / "none"), "cannot be read"),
         (("import", tmp_path / "s", "--artifact", tmp_path, tmp_path), str(tmp_path)),
-        (("export", tmp_path / "none"), "is not a store"),
+        (("export", tmp_path / "none"), "does not exist"),
         (("info", "redis://127.0.0.1:1/0"), "cannot be reached"),
         (("nothing",), "unknown 'nothing'"),
     ):

@@ -121,6 +121,9 @@ class Recommender:
         """The k best items for users, or for histories of people never seen before: user, item, name, score, rank."""
         if (users is None) == (histories is None):
             raise SettingsError("recommend takes users or histories, one of the two")
+        for given in (users, histories, allow, deny):
+            if isinstance(given, str):
+                raise SettingsError(f"a list is wanted, not the text '{given}'; write ['{given}']")
         if users is not None:
             labels, items = self._histories_of(users)
         else:

@@ -96,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's products are small; threads are shared out by hand
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _stop) for number in watched}
+    options: argparse.Namespace | None = None
     try:
         options = parser().parse_args(arguments)
         code: int = options.run(options)
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LrurecError as error:
         return _say(f"{error}", 2)
     except _Stopped as stopped:
-        return _say("stopped; nothing was left behind", 128 + stopped.number)
+        return _say(getattr(options, "stopped", "stopped; nothing was left behind"), 128 + stopped.number)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         _forget_stdout()
         return 0

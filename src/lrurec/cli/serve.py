@@ -1,9 +1,11 @@
 """`lrurec serve`: recommendations over HTTP."""
 
 import argparse
+import os
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.parts import need
+from lrurec.errors import SettingsError
 
 EXAMPLES = """\
 examples:
@@ -26,14 +28,22 @@ def add(commands: Commands) -> None:
         epilog=EXAMPLES,
     )
     p.add_argument("artifact", metavar="ARTIFACT", help="an artifact folder made by lrurec export")
-    p.add_argument("--store", required=True, metavar="PATH", help="a folder, made if needed, or redis://HOST:PORT/DB")
+    p.add_argument(
+        "--store",
+        metavar="PATH",
+        help="a folder, made if needed, or redis://HOST:PORT/DB; may also stand in LRUREC_STORE, where nobody reads a password",
+    )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     p.add_argument("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     p.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default: 1)")
     p.add_argument("--keys", metavar="FILE", help="API keys: lines with a role (read, write, admin) and a key")
     p.add_argument("--insecure", action="store_true", help="listen on any address without keys")
     p.add_argument(
-        "--bound", type=positive, default=0, metavar="N", help="keep the newest N events of a user (default: all)"
+        "--bound",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="keep the newest N events of a user, and up to 63 more (default: all)",
     )
     p.add_argument(
         "--queue",
@@ -73,10 +83,14 @@ def run(options: argparse.Namespace) -> int:
     need("serve")
     from lrurec.serving.server import Settings, serve
 
+    where = options.store or os.environ.get("LRUREC_STORE")
+    if not where:
+        raise SettingsError("say where histories and states are kept: --store PATH, or LRUREC_STORE")
+
     return serve(
         Settings(
             options.artifact,
-            options.store,
+            where,
             host=options.host,
             port=options.port,
             workers=options.workers,

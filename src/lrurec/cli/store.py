@@ -19,7 +19,7 @@ examples:
   lrurec store import store/ --artifact artifacts/mine data/mine          the histories of a dataset
   lrurec store export store/ --out events.jsonl                           everybody's events, one per line
   lrurec store import other/ --artifact artifacts/mine events.jsonl       and into another store
-  lrurec store rebuild store/ --artifact artifacts/new                    all states, before a new artifact is served
+  lrurec store rebuild store/ --artifact artifacts/new                    all states, once a new artifact is served
   lrurec store verify store/ --artifact artifacts/mine                    every state against its history
 """
 
@@ -38,8 +38,10 @@ def add(commands: Commands) -> None:
     made = _one(inner, "import", "the histories of a dataset, or what export wrote", import_, artifact=True)
     made.add_argument("source", metavar="DATASET|FILE", help="a dataset folder, or a file of export ('-': stdin)")
     made.add_argument("--bound", type=positive, default=0, metavar="N", help="keep the newest N events of a user")
+    made.set_defaults(stopped="stopped; what was imported so far is kept, and the same command goes on")
     made = _one(inner, "rebuild", "the states of an artifact for everybody", rebuild, artifact=True)
     made.add_argument("--all", action="store_true", help="also those that are there already")
+    made.set_defaults(stopped="stopped; the states made so far are kept, and the same command goes on")
     _one(inner, "verify", "compute every state and report those that differ", verify, artifact=True)
 
 
@@ -93,6 +95,8 @@ def export(options: argparse.Namespace) -> int:
 
     store = _open(options)
     total, lines = len(store), 0
+    if options.out and Path(options.out).is_dir():
+        raise FolderError(f"{options.out} is a folder; name a file after --out")
     aside = Path(f"{options.out}.part") if options.out else None
     try:
         file: IO[str] = aside.open("w", encoding="utf-8") if aside else sys.stdout
@@ -109,15 +113,20 @@ def export(options: argparse.Namespace) -> int:
                 lines += len(events)
                 report("exporting", done, total)
         file.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if aside:
-            aside.unlink(missing_ok=True)
         raise FolderError(f"{options.out or 'stdout'} cannot be written ({error.strerror}); free some room") from None
+    else:
+        if aside:
+            file.close()
+            aside.replace(options.out)
     finally:
         store.close()
+        if aside:
+            file.close()
+            aside.unlink(missing_ok=True)
     if aside:
-        file.close()
-        aside.replace(options.out)
         print(f"exported  {lines:,} events of {total:,} users to {options.out}")
     return 0
 
@@ -136,11 +145,27 @@ def import_(options: argparse.Namespace) -> int:
         store.close()
     return _told(
         options,
-        {"users": found.users, "events": found.events, "stored": found.written},
-        f"imported  {found.written:,} events of {found.users:,} users"
-        + (f"; {found.events - found.written:,} were there already" if found.written < found.events else ""),
+        {
+            "users": found.users,
+            "events": found.events,
+            "stored": found.written,
+            "known": found.known,
+            "unknown_items": found.unknown,
+        },
+        f"imported  {found.written:,} events of {found.users:,} users" + _besides(found),
         started,
     )
+
+
+def _besides(found: Any) -> str:
+    """What else there is to say of an import."""
+    cut = found.events - found.known - found.written
+    said = (
+        (found.known, "were there already"),
+        (cut, "are repeated, or too old for the bound"),
+        (found.unknown, "are of items that the artifact does not have: they are kept, and not used"),
+    )
+    return "".join(f"; {count:,} {what}" for count, what in said if count)
 
 
 def rebuild(options: argparse.Namespace) -> int:
@@ -214,9 +239,16 @@ def _of_dataset(dataset: Any) -> Iterator[tuple[str, list[Any]]]:
         yield str(dataset.user_ids[u]), [Kept(names[i], at) for i, at in zip(items, times, strict=True)]
 
 
+def _lines(file: IO[str], path: str) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8; if it is compressed, unpack it first") from None
+
+
 def _of_lines(path: str) -> Iterator[tuple[str, list[Any]]]:
     """Lines of one user that follow each other go together."""
-    from lrurec.serving.store.base import Kept
+    from lrurec.serving.store.base import Kept, hash_key, microseconds
 
     try:
         file: IO[str] = sys.stdin if path == "-" else Path(path).open(encoding="utf-8")  # noqa: SIM115
@@ -224,13 +256,14 @@ def _of_lines(path: str) -> Iterator[tuple[str, list[Any]]]:
         raise InputError(f"{path} cannot be read ({error.strerror}); check the path") from None
     last, events = None, list[Any]()
     with file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(file, path), 1):
             try:
                 row = json.loads(line)
                 user, item = str(row["user"]), str(row["item"])
-                at = int(row["micros"]) if "micros" in row else round(float(row["time"]) * 1e6)
-                kept = Kept(item, at, bytes.fromhex(row["key"])) if "key" in row else Kept(item, at)
-            except (ValueError, KeyError, TypeError) as error:
+                at = int(row["micros"]) if "micros" in row else microseconds(row["time"])
+                key = bytes.fromhex(row["key"]) if "key" in row else hash_key(row.get("id"))
+                kept = Kept(item, at, key)
+            except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
                 raise BadRowError(
                     f"line {number} of {path} is not an event such as"
                     f' {{"user": "ann", "item": "tea", "time": 1700000000}} ({error})'

@@ -5,6 +5,7 @@ would decode paths before they are taken apart: an id may have a %2F in it.
 """
 
 import asyncio
+import difflib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -58,6 +59,17 @@ class Asked:
             except ValueError:
                 raise Problem(400, "there are too many parameters") from None
         return self._query.get(name, [])
+
+    def refuse_others(self, known: tuple[str, ...]) -> None:
+        """Refuse parameters that mean nothing here: a typo would otherwise go unnoticed."""
+        if not self.scope["query_string"]:
+            return
+        self.parameters("")
+        for name in self._query or ():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
+                raise Problem(400, f"there is no parameter '{name}'{hint}")
 
     def parameter(self, name: str) -> str | None:
         values = self.parameters(name)
@@ -136,7 +148,8 @@ class Routes:
                     break
         if methods is None:
             raise Problem(404, f"there is no {path} here; see /openapi.json")
-        endpoint = methods.get(asked.scope["method"])
+        method = asked.scope["method"]
+        endpoint = methods.get("GET" if method == "HEAD" else method)
         if endpoint is None:
             allowed = ", ".join(sorted(methods))
             raise Problem(405, f"this route has other methods: {allowed}", {"allow": allowed})

@@ -1,6 +1,5 @@
 """What a request may say: bodies and parameters, checked. Knows JSON and limits, not what is done with them."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +25,7 @@ class NewEvent(Struct, forbid_unknown_fields=True):
     user: Name
     item: Name
     time: float | str | None = None
-    id: Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)] | None = None
+    id: Name | None = None
 
 
 class NewEvents(Struct, forbid_unknown_fields=True):
@@ -87,25 +86,6 @@ def _decoded(decoder: Any, body: bytes) -> Any:
         raise InputError(f"the body does not fit: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the body is not JSON ({error})") from None
-
-
-def microseconds(time: float | str | None) -> int | None:
-    """Seconds since 1970, or ISO 8601 (without a zone: UTC), to microseconds."""
-    if time is None:
-        return None
-    if isinstance(time, str):
-        try:
-            when = datetime.fromisoformat(time)
-        except ValueError:
-            raise InputError(f"the time '{time}' is neither seconds since 1970 nor ISO 8601") from None
-        when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        try:
-            time = when.timestamp()
-        except (OverflowError, ValueError):
-            raise InputError(f"the time '{time}' cannot be kept") from None
-    if not abs(time) < 1e12:
-        raise InputError(f"the time {time} is not in seconds since 1970")
-    return round(time * 1e6)
 
 
 def number(text: str | None, default: int, most: int, name: str, least: int = 1) -> int:

@@ -35,6 +35,13 @@ LOG = logging.getLogger("lrurec.server")
 BODY_SECONDS = 10.0
 _LOCAL = ("localhost", "127.", "[::1]")
 _ALWAYS = ("/healthz", "/readyz")  # answered however many are waiting
+_PARAMETERS = {
+    "/v1/events": ("recommend",),
+    "/v1/users/{id}/recommendations": ("k", "filter_seen", "allow", "deny"),
+    "/v1/users/{id}": ("last", "state"),
+    "/v1/items": ("search", "limit"),
+    "/v1/items/{id}/similar": ("k",),
+}
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
     " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'",
@@ -134,7 +141,7 @@ class Api:
 
         async def endpoint(asked: Asked) -> Answered:
             asked.started = time.perf_counter()
-            answer = await self._guarded(asked, role, handler, method == "POST")
+            answer = await self._guarded(asked, path, role, handler, method == "POST")
             took, status = time.perf_counter() - asked.started, answer.status
             timer = timers.get(status)
             if timer is None:
@@ -147,8 +154,9 @@ class Api:
 
         return endpoint
 
-    async def _guarded(self, asked: Asked, role: str | None, handler: Handler, has_body: bool) -> Answered:
+    async def _guarded(self, asked: Asked, path: str, role: str | None, handler: Handler, has_body: bool) -> Answered:
         try:
+            asked.refuse_others(_PARAMETERS.get(path, ()))
             self._check_host(asked)
             if role is not None:
                 self._check_key(asked, role)
@@ -181,7 +189,7 @@ class Api:
 
     def _check_host(self, asked: Asked) -> None:
         """Without keys only this machine may ask, and no page of another site that has our address as its name."""
-        if self.local and not asked.header(b"host", "localhost").startswith(_LOCAL):
+        if self.local and asked.path not in _ALWAYS and not asked.header(b"host", "localhost").startswith(_LOCAL):
             raise Problem(403, "without keys the server answers only as localhost")
 
     def _check_key(self, asked: Asked, role: str) -> None:
@@ -191,7 +199,8 @@ class Api:
         key = key.strip() if kind.lower() == "bearer" else asked.header(b"x-api-key")
         allowed = self.keys.allows(key, role)
         if allowed is None:
-            raise Problem(401, "a key is needed: Authorization: Bearer KEY", {"www-authenticate": "Bearer"})
+            why = "this key is not known" if key else "a key is needed: Authorization: Bearer KEY"
+            raise Problem(401, why, {"www-authenticate": "Bearer"})
         if not allowed:
             raise Problem(403, f"this key may not do that; it takes one with the role '{role}'")
 
@@ -209,7 +218,8 @@ class Api:
         served = self.live.served
         by_user: dict[str, list[Event]] = {}
         for event in given:
-            made = self.live.event(served, event.item, bodies.microseconds(event.time), event.id)
+            key = None if event.id is None else str(event.id)
+            made = self.live.event(served, event.item, event.time, key)
             by_user.setdefault(str(event.user), []).append(made)
         started = time.perf_counter()
         waiting = {user: self.live.submit(user, events, served) for user, events in by_user.items()}
@@ -282,7 +292,10 @@ class Api:
 
     def _event(self, served: Served, item: str, at: int) -> dict[str, Any]:
         known = served.states.index(item)
-        return {"item": item, "name": served.artifact.name(known) if known >= 0 else None, "time": at / 1e6}
+        if known < 0:  # of an earlier artifact
+            return {"item": item, "name": None, "time": at / 1e6}
+        label = served.line(known, 0.0)
+        return {"item": label.item, "name": label.name, "time": at / 1e6}
 
     async def forget(self, asked: Asked, body: bytes) -> dict[str, Any]:
         user = asked.id
@@ -344,7 +357,11 @@ class Api:
         return Answered(b"alive\n", "text/plain")
 
     async def ready(self, asked: Asked, body: bytes) -> Answered:
-        await self._aside(self.live.store.look, ["-"], self.live.served.states)
+        try:
+            await self._aside(self.live.store.check)
+        except StoreError as error:  # whoever asks needs no key, so the address of the store is for the log alone
+            LOG.error("store", extra={"error": str(error)})
+            raise Problem(503, "the store cannot be used; the log says why", {"retry-after": "1"}) from None
         return Answered(b"ready\n", "text/plain")
 
     async def page(self, asked: Asked, body: bytes) -> Answered:

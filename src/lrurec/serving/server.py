@@ -4,6 +4,8 @@ With one worker this process serves. With several it holds the socket, starts th
 a signal to stop on to all.
 """
 
+import contextlib
+import ctypes
 import ipaddress
 import json
 import logging
@@ -27,7 +29,8 @@ from lrurec.errors import LrurecError, SettingsError
 from lrurec.serving.keys import read_keys
 
 LOG = logging.getLogger("lrurec.server")
-_FAILED = 3  # a worker's exit code when it cannot even start
+_TOLD = "LRUREC_WORKER"  # what a worker is told
+_PAUSE = 2.0  # seconds between two starts of a worker
 _FIELDS = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -102,7 +105,7 @@ def listen(host: str, port: int) -> socket.socket:
         if made is not None:
             made.close()
         raise SettingsError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --host or --port"
         ) from None
     return made
 
@@ -159,7 +162,7 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
         log_requests=settings.log_requests,
     )
     if settings.workers == 1:
-        announce(settings, sock, live.artifact.manifest["index"])
+        announce(settings.artifact, live.store.where, sock, live.artifact.manifest["index"])
     config = uvicorn.Config(
         api,
         loop="uvloop",
@@ -177,15 +180,16 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     # uvicorn takes these over while it serves, and raises them again behind itself: nothing is left to do then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _nothing)
+    signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     uvicorn.Server(config).run(sockets=[sock])
 
 
-def announce(settings: Settings, sock: socket.socket, index: dict[str, object]) -> None:
+def announce(artifact: str, store: str, sock: socket.socket, index: dict[str, object]) -> None:
     """For people, on stdout; what programs want is in the log."""
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     recall = f" ({index['recall@20']:.1%} of the exact top 20)" if "recall@20" in index else ""
-    print(f"serving   {settings.artifact} with {settings.store} on http://{shown}:{port}", flush=True)
+    print(f"serving   {artifact} with {store} on http://{shown}:{port}", flush=True)
     print(
         f"search    {index['kind']}{recall}; the page is at /, the API at /openapi.json; stop with Ctrl-C", flush=True
     )
@@ -206,30 +210,32 @@ def _many_files() -> None:
 
 
 def _watch_over(settings: Settings, folder: Path, sock: socket.socket) -> int:
-    log_as_json()
     from lrurec.serving.artifact import Artifact
+    from lrurec.serving.store.opening import open_store
 
-    announce(settings, sock, Artifact.open(settings.artifact, verify=False).manifest["index"])
+    index = Artifact.open(settings.artifact).manifest["index"]  # mistakes are told here, and not by every worker
+    store = open_store(settings.store, bound=settings.bound)
+    store.close()
+    log_as_json()
+    announce(settings.artifact, store.where, sock, index)
     (folder / "metrics").mkdir()
     stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: stop.append(n))
     workers = [_start(settings, folder, sock) for _ in range(settings.workers)]
     born = [time.monotonic()] * len(workers)
-    code = 0
+    told: set[int] = set()
     while not stop:
         time.sleep(0.1)
         for k, worker in enumerate(workers):
-            if (ended := worker.poll()) is None or stop:
+            if (ended := worker.poll()) is None:
                 continue
-            if ended == _FAILED:
-                stop.append(signal.SIGTERM)
-                code = 2
-                break
-            LOG.error("a worker died; another takes its place", extra={"pid": worker.pid, "code": ended})
-            _clear_metrics(folder, worker.pid)
-            time.sleep(1.0 if time.monotonic() - born[k] < 5 else 0.0)
-            workers[k], born[k] = _start(settings, folder, sock), time.monotonic()
+            if worker.pid not in told:
+                told.add(worker.pid)
+                LOG.error("a worker died; another takes its place", extra={"pid": worker.pid, "code": ended})
+                _clear_metrics(folder, worker.pid)
+            if time.monotonic() - born[k] > _PAUSE:  # one that cannot start is not tried without end
+                workers[k], born[k] = _start(settings, folder, sock), time.monotonic()
     for worker in workers:
         worker.terminate()
     for worker in workers:
@@ -237,15 +243,18 @@ def _watch_over(settings: Settings, folder: Path, sock: socket.socket) -> int:
             worker.wait(30)
         except subprocess.TimeoutExpired:
             worker.kill()
-    return code
+    return 0
 
 
 def _start(settings: Settings, folder: Path, sock: socket.socket) -> "subprocess.Popen[bytes]":
-    what = json.dumps({"settings": asdict(settings), "folder": str(folder), "socket": sock.fileno()})
+    what = json.dumps(
+        {"settings": asdict(settings), "folder": str(folder), "socket": sock.fileno(), "parent": os.getpid()}
+    )
     return subprocess.Popen(
-        [sys.executable, "-m", "lrurec.serving.server", what],
+        [sys.executable, "-m", "lrurec.serving.server"],
         pass_fds=[sock.fileno()],
-        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")},
+        # Not among the arguments, which everybody on the machine can read: the address of a Redis may have a password.
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics"), _TOLD: what},
         start_new_session=True,  # Ctrl-C reaches us alone, and we tell them
     )
 
@@ -256,16 +265,27 @@ def _clear_metrics(folder: Path, pid: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def _worker(what: str) -> int:
-    told = json.loads(what)
+def _worker() -> int:
+    told = json.loads(os.environ.pop(_TOLD))
+    _die_with(told["parent"])
     sock = socket.socket(fileno=told["socket"])
     try:
         run_worker(Settings(**told["settings"]), Path(told["folder"]), sock)
     except LrurecError as error:
-        print(f"lrurec: {error}", file=sys.stderr)
-        return _FAILED
+        log_as_json()
+        LOG.error("cannot start", extra={"error": str(error)})
+        return 2
     return 0
 
 
+def _die_with(parent: int) -> None:
+    """Linux sends us SIGTERM when our parent dies, however it does: nobody else would take the port from us."""
+    signalled = 1  # PR_SET_PDEATHSIG
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(signalled, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
 if __name__ == "__main__":
-    sys.exit(_worker(sys.argv[1]))
+    sys.exit(_worker())

@@ -5,10 +5,11 @@ live.observe("ann", "tea")
 live.recommend("ann", k=5)
 """
 
-import time
+import time as clock
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +20,11 @@ from lrurec.ids import Id
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.engine import Floats
 from lrurec.serving.retrieval import Retriever
-from lrurec.serving.store.base import Appended, Event, Indices, Store
+from lrurec.serving.store.base import Appended, Event, Indices, Store, microseconds
 from lrurec.serving.store.opening import open_store
 
 _FEW = 16  # items that are stepped; more are encoded at once
 _NOBODY: Indices = np.zeros(0, np.int64)
-_TIMES = 1 << 62  # microseconds
 
 
 class UnknownItem(InputError):
@@ -117,6 +117,8 @@ class Served:
 
     def indices(self, items: Iterable[Id]) -> Indices:
         """The numbers of items; unknown ones are an error that names them all."""
+        if isinstance(items, str):
+            raise InputError(f"a list of items is wanted, not the text '{items}'; write ['{items}']")
         names = [str(item) for item in items]
         found = np.array([self.states.index(name) for name in names], np.int64)
         if (found < 0).any():
@@ -195,22 +197,37 @@ class Live:
         """Go over to another artifact; what has begun ends with the old one."""
         self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
 
-    def observe(self, user: Id, item: Id, *, at: int | None = None, key: str | None = None) -> Appended:
-        """Somebody met an item; on disk when this returns. `at`: microseconds since 1970 (default: now)."""
+    def observe(
+        self, user: Id, item: Id, *, time: float | str | datetime | None = None, id: str | None = None
+    ) -> Appended:
+        """Somebody met an item; on disk when this returns.
+
+        `time`: seconds since 1970, ISO 8601 or a datetime (without a zone: UTC); now, if it is left out. `id` names the event:
+        observed again, it is stored once.
+        """
         served = self.served
-        return self.store.append(str(user), [self.event(served, item, at, key)], served.states)
+        return self.store.append(_name(user, "a user"), [self.event(served, item, time, id)], served.states)
+
+    def history(self, user: Id) -> list[tuple[Id, float]]:
+        """(item, time in seconds since 1970) of all that is kept of a user, the oldest first."""
+        served = self.served
+        record = self.store.read(_name(user, "a user"), served.states)
+        found = []
+        for event in record.events if record else ():
+            known = served.states.index(event.item)
+            found.append((event.item if known < 0 else served.line(known, 0.0).item, event.time / 1e6))
+        return found
 
     def submit(self, user: Id, events: Sequence[Event], served: Served) -> "Future[Appended]":
         """The same for events of `event`, without waiting."""
         return self.store.submit(str(user), events, served.states)
 
-    def event(self, served: Served, item: Id, at: int | None, key: str | None) -> Event:
+    def event(self, served: Served, item: Id, time: float | str | datetime | None, id: str | None) -> Event:
         """An event with a known item and a time that can be kept."""
         served.index(item)
-        now = time.time_ns() // 1000 if at is None else at
-        if not -_TIMES < now < _TIMES:
-            raise InputError(f"the time {at} is not within a hundred thousand years of now")
-        return Event(str(item), now, key)
+        if id is not None and not isinstance(id, str):
+            raise InputError(f"the id of an event is text, not {id!r}")
+        return Event(str(item), clock.time_ns() // 1000 if time is None else microseconds(time), id)
 
     def recommend(
         self,
@@ -222,7 +239,7 @@ class Live:
         deny: Iterable[Id] | None = None,
     ) -> list[Recommendation]:
         """What to show next; somebody unknown gets what is popular."""
-        return self.one(self.query(user, None, k, filter_seen, allow, deny)).lines
+        return self.one(self.query(_name(user, "a user"), None, k, filter_seen, allow, deny)).lines
 
     def recommend_for(
         self,
@@ -242,7 +259,7 @@ class Live:
 
     def forget(self, user: Id) -> bool:
         """Erase all of a user; whether there was anything."""
-        return self.store.forget(str(user))
+        return self.store.forget(_name(user, "a user"))
 
     def close(self) -> None:
         self.store.close()
@@ -264,9 +281,11 @@ class Live:
     ) -> Query:
         """A question about a user or a history; unknown items are an error here, and not later."""
         served = self.served
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise InputError(f"k must be a whole number of 1 or more, not {k!r}")
         return Query(
             served,
-            None if user is None else str(user),
+            None if user is None else _name(user, "a user"),
             _NOBODY if history is None else served.indices(history),
             k,
             filter_seen,
@@ -331,6 +350,12 @@ class Live:
                 together, served.retriever.search(rows, most, [out[k] for k in together]), strict=True
             ):
                 answers[k] = Answer(True, _lines(served, items, scores, queries[k].k))
+
+
+def _name(id: Id, what: str) -> str:
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        raise InputError(f"{what} id is text or a whole number, not {id!r}")
+    return str(id)
 
 
 def _lines(served: Served, items: Indices, scores: Floats, k: int) -> list[Recommendation]:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,6 +117,9 @@ class Store(Protocol):
     def read(self, user: str, model: Model) -> Record | None:
         """The record of a user with a state of this model; None if nobody by that name has been here."""
 
+    def has(self, users: Sequence[str]) -> list[bool]:
+        """Who of them has been here."""
+
     def look(self, users: Sequence[str], model: Model) -> list[Look | None]:
         """What recommendations need, for many users at once."""
 
@@ -142,6 +146,9 @@ class Store(Protocol):
 
     def __len__(self) -> int: ...
 
+    def check(self) -> None:
+        """An error if it cannot be used now."""
+
     def durable(self) -> bool | None:
         """Whether all that is acknowledged survives a crash; None if nobody knows."""
 
@@ -167,6 +174,21 @@ def check_times(times: Iterable[int]) -> None:
     """Refuse times that a store cannot keep."""
     if not all(-(1 << 63) <= at < 1 << 63 for at in times):
         raise InputError("a time must fit into 64 bits of microseconds")
+
+
+def microseconds(time: float | str | datetime) -> int:
+    """Seconds since 1970, ISO 8601 or a datetime (without a zone: UTC), to microseconds."""
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError:
+            raise InputError(f"the time '{time}' is neither seconds since 1970 nor ISO 8601") from None
+    if isinstance(time, datetime):
+        span = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+        return span // timedelta(microseconds=1)
+    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < 1e12:
+        raise InputError(f"the time {time!r} is not in seconds since 1970")
+    return round(time * 1e6)
 
 
 def hash_key(key: str | None) -> bytes:

@@ -11,6 +11,7 @@ Appends that wait for the disk at the same time share one commit. One writer at 
 processes; readers never wait. Item numbers are given once and never taken back.
 """
 
+import os
 import secrets
 import struct
 import threading
@@ -47,6 +48,7 @@ VERSION = 2
 PIECE = 64  # events per piece of history
 _MOST = 1024  # appends that share a commit
 _PORTION = 1 << 18  # events handed over at a time
+_LEAST = 1 << 20  # bytes of room that a store needs to begin
 _MAP = 1 << 40  # addresses, not bytes: the file grows as it is filled
 _ROW = np.dtype([("time", "<i8"), ("item", "<u4"), ("key", "V16")])
 _PIECE_BYTES = PIECE * _ROW.itemsize
@@ -99,15 +101,17 @@ class EmbeddedStore:
 
     def __init__(self, path: str | Path, *, bound: int = 0, create: bool = True, durable: bool = True) -> None:
         self.path, self.where, self.bound, self._durable = Path(path), str(path), bound, durable
-        if not create and not (self.path / "data.mdb").exists():
-            raise StoreError(f"{self.path} is not a store; check the path after --store")
+        self._file, self._open = self.path / "data.mdb", True
         with self._sentences():
+            self._refuse(create)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             tables = len(_TABLES)
             self._env = lmdb.open(
                 str(self.path), map_size=_MAP, max_dbs=tables, max_readers=1024, max_spare_txns=8, sync=durable
             )
             self._env.reader_check()  # those that were killed
+            self._refuse_cut()
+            self._identity = self._file.stat().st_ino
             self._db = {name: self._env.open_db(name) for name in _TABLES}
             with self._env.begin(write=True) as txn:
                 found = txn.get(b"version", db=self._db[b"facts"])
@@ -120,12 +124,43 @@ class EmbeddedStore:
         self._waiting: deque[_Job] = deque()
         self._committing = threading.Lock()
         self._something = threading.Event()
-        self._open = True
         self._writer: threading.Thread | None = None
         # What the models of late call our items. The writer has its own: it may know numbers that are never committed.
         self._seen_by_readers: dict[str, Indices] = {}
         self._seen_by_writer: dict[str, Indices] = {}
         self._numbers: dict[str, int] = {}
+
+    def _refuse(self, create: bool) -> None:
+        """Refuse what is there and is no store, and a disk without room: LMDB would die of it."""
+        if not self.path.exists():
+            if not create:
+                raise StoreError(f"{self.path} does not exist; check the path")
+        elif not self.path.is_dir():
+            raise StoreError(f"{self.path} is a file; a store is a folder")
+        elif not self._is_store() and (not create or any(self.path.iterdir())):
+            raise StoreError(f"{self.path} is not a store (it has no data.mdb); check the path")
+        near = next(p for p in (self.path.resolve(), *self.path.resolve().parents) if p.exists())
+        free = os.statvfs(near)
+        if create and free.f_bavail * free.f_frsize < _LEAST:
+            raise StoreError(f"the disk of {self.path} is full; free some room")
+
+    def _is_store(self) -> bool:
+        return self._file.exists() and self._file.stat().st_size > 0
+
+    def _refuse_cut(self) -> None:
+        pages = self._env.info()["last_pgno"] + 1
+        if self._file.stat().st_size < pages * self._env.stat()["psize"]:
+            self._env.close()
+            raise StoreError(f"{self._file} is cut short; restore it from a backup")
+
+    def check(self) -> None:
+        """Whether the file that is open is the one that is there: one that was removed would take events with it."""
+        try:
+            same = self._file.stat().st_ino == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(f"{self.path} was removed or replaced while it was open; start again")
 
     # Reading
 
@@ -144,6 +179,10 @@ class EmbeddedStore:
             if entry.artifact != model.id:
                 state = model.replay(self._indices(txn, rows, model, self._seen_by_readers))
         return Record(events, state)
+
+    def has(self, users: Sequence[str]) -> list[bool]:
+        with self._sentences(), self._env.begin() as txn:
+            return [self._entry(txn, user) is not None for user in users]
 
     def look(self, users: Sequence[str], model: Model) -> list[Look | None]:
         found: list[Look | None] = []
@@ -310,6 +349,7 @@ class EmbeddedStore:
                             raise
                         except Exception as error:
                             raise _JobFailed from error
+                self.check()
             except _JobFailed as failed:
                 self._take_back()
                 jobs.pop(len(results)).future.set_exception(failed.__cause__)
@@ -486,7 +526,10 @@ class EmbeddedStore:
 
     def _names(self, txn: Any, numbers: NDArray[Any]) -> list[str]:
         table = self._db[b"names"]
-        return [txn.get(n.tobytes(), db=table).decode() for n in numbers.astype("<u4")]
+        found = [txn.get(n.tobytes(), db=table) for n in numbers.astype("<u4")]
+        if None in found:
+            raise StoreError(f"{self.path} is damaged (an item has lost its name); restore it from a backup")
+        return [name.decode() for name in found]
 
     def _indices(self, txn: Any, rows: Rows, model: Model, known: dict[str, Indices]) -> Indices:
         """What the model calls the items of rows; -1 what it does not know."""
@@ -517,12 +560,14 @@ class EmbeddedStore:
         """The library's errors as ours."""
         try:
             yield
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
             raise StoreError(f"{self.path} is not a store of lrurec, or it is damaged") from None
+        except (UnicodeDecodeError, struct.error, IndexError) as error:
+            raise StoreError(f"{self.path} is damaged ({error}); restore it from a backup") from None
         except lmdb.DiskError as error:
             raise StoreError(f"the disk of {self.path} refuses ({error}); free some room") from None
         except (lmdb.Error, OSError) as error:
-            raise StoreError(f"{self.path} cannot be used ({error})") from None
+            raise StoreError(f"{self.path} cannot be used ({error}); is its disk full?") from None
 
 
 def _check(user: str, events: Sequence[Event | Kept]) -> None:

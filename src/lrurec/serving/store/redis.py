@@ -260,6 +260,13 @@ class RedisStore:
             events.append(Kept(self._text(event[_EVENT.size :]), at, key))
         return Record(tuple(events), state)
 
+    def has(self, users: Sequence[str]) -> list[bool]:
+        self._check_open()
+        with self._sentences(), self._redis.pipeline(transaction=False) as pipe:
+            for user in users:
+                pipe.exists(self._keys(user if _fits(user) else "")[0])
+            return [bool(there) for there in pipe.execute()]
+
     def look(self, users: Sequence[str], model: Model) -> list[Look | None]:
         found = self._fetch(users)
         seen = {name: self._indices(user.whole(), model) for name, user in found.items()}
@@ -310,6 +317,11 @@ class RedisStore:
             memory = self._redis.info("memory")["used_memory"]
         found = {"kind": "redis", "users": users, "events": events, "memory": memory, "states": states}
         return found | {"durable": self.durable()}
+
+    def check(self) -> None:
+        self._check_open()
+        with self._sentences():
+            self._redis.ping()
 
     def durable(self) -> bool | None:
         """Whether Redis keeps all that it acknowledges, also when it is killed; None if it does not tell."""

@@ -4,7 +4,7 @@ Knows stores and models, not files. Servers may go on using the store meanwhile.
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +25,8 @@ class Found:
     events: int = 0
     written: int = 0
     foreign: int = 0  # states of other artifacts, which are made again when needed
+    known: int = 0  # events that were there already
+    unknown: int = 0  # events of items that the model does not know
     wrong: list[str] = field(default_factory=list)
 
 
@@ -41,6 +43,9 @@ class NoModel:
 
     def replay_many(self, items: Indices, offsets: Indices) -> list[bytes]:
         return [b""] * (len(offsets) - 1)
+
+
+_NOTHING = NoModel()
 
 
 def rebuild(store: Store, model: Model, *, everything: bool = False, watch: Watch = lambda users: None) -> Found:
@@ -72,9 +77,8 @@ def verify(store: Store, model: Model, *, watch: Watch = lambda users: None) -> 
 
 def histories(store: Store) -> Iterator[tuple[str, tuple[Kept, ...]]]:
     """Everybody and their events."""
-    nothing = NoModel()
     for user in store.users():
-        record = store.read(user, nothing)
+        record = store.read(user, _NOTHING)
         if record is not None:
             yield user, record.events
 
@@ -82,22 +86,50 @@ def histories(store: Store) -> Iterator[tuple[str, tuple[Kept, ...]]]:
 def load(
     store: Store, model: Model, everybody: Iterable[tuple[str, list[Kept]]], *, watch: Watch = lambda users: None
 ) -> Found:
-    """Add histories; a transaction takes some thousand events."""
+    """Add histories, some thousand events at a time.
+
+    An event that is there already - the same item at the same time, as often - is left out: what was stopped in the
+    middle can be done again.
+    """
     found = Found()
-    some: list[tuple[str, list[Kept]]] = []
+    some: dict[str, list[Kept]] = {}
     size = 0
+
+    def put() -> None:
+        nonlocal some, size
+        new = []
+        for user, there in zip(some, store.has(list(some)), strict=True):
+            fresh = _missing(store, user, some[user]) if there else some[user]
+            found.known += len(some[user]) - len(fresh)
+            new.append((user, fresh))
+        found.written += store.load(new, model)
+        some, size = {}, 0
+        watch(found.users)
+
     for user, events in everybody:
-        some.append((user, events))
+        found.users += user not in some
+        some.setdefault(user, []).extend(events)
         size += len(events) + 8
-        found.users += 1
         found.events += len(events)
+        found.unknown += sum(model.index(event.item) < 0 for event in events)
         if size > 1 << 16:
-            found.written += store.load(some, model)
-            some, size = [], 0
-            watch(found.users)
-    found.written += store.load(some, model) if some else 0
-    watch(found.users)
+            put()
+    if some:
+        put()
     return found
+
+
+def _missing(store: Store, user: str, events: list[Kept]) -> list[Kept]:
+    """The events that a user does not have yet."""
+    record = store.read(user, _NOTHING)
+    there = Counter((event.item, event.time) for event in record.events) if record else Counter[tuple[str, int]]()
+    fresh = []
+    for event in events:
+        if there[event.item, event.time]:
+            there[event.item, event.time] -= 1
+        else:
+            fresh.append(event)
+    return fresh
 
 
 def _replayed(store: Store, model: Model, everything: bool) -> Iterator[tuple[Portion, list[bytes] | None]]:
