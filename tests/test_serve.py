@@ -281,7 +281,7 @@ def test_mistakes_on_the_command_line(sample: Path, tmp_path: Path, run: Run, sh
     store = ("--store", tmp_path / "s")
     for arguments, words in (
         ((sample, *store, "--host", "0.0.0.0"), "listens on loopback only"),
-        ((sample, *store, "--port", shop.port), "choose another --port"),
+        ((sample, *store, "--port", shop.port), "choose another --host or --port"),
         ((sample, *store, "--port", "http"), "not a port"),
         ((tmp_path / "no", *store, "--port", 0), "no"),
         ((sample, *store, "--keys", tmp_path / "none"), "--keys"),

@@ -13,6 +13,7 @@ _BOOL = {"type": "boolean"}
 _TEXT = {"type": "string"}
 _LIST = {"type": "array", "items": _TEXT, "maxItems": bodies.MOST_IN_ADDRESS}
 _ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
+_EITHER = {"type": ["string", "integer"]}
 _LINE = {
     "type": "object",
     "required": ["item", "name", "score"],
@@ -97,7 +98,7 @@ def description(example: str = "tea") -> dict[str, Any]:
     ]
     events = {
         "type": "array",
-        "items": _object({"item": _TEXT, "name": {"type": ["string", "null"]}, "time": {"type": "number"}}),
+        "items": _object({"item": _EITHER, "name": {"type": ["string", "null"]}, "time": {"type": "number"}}),
     }
     numbers = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
     recommended = {"known": _BOOL, "recommendations": _LINES, "micros": _COUNT}
