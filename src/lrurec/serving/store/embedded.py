@@ -54,6 +54,9 @@ _ROW = np.dtype([("time", "<i8"), ("item", "<u4"), ("key", "V16")])
 _PIECE_BYTES = PIECE * _ROW.itemsize
 _HEAD = struct.Struct("<QQQq16s")
 _FIRST = -(1 << 63)  # before all times
+_MODELS = 4  # models whose numbers of our items are remembered
+_UNASKED = -2  # the model has not been asked for its number of an item
+_NOBODY: Indices = np.zeros(0, np.int64)
 _TABLES = (b"users", b"history", b"keys", b"items", b"names", b"facts")
 
 Rows = NDArray[Any]
@@ -122,7 +125,7 @@ class EmbeddedStore:
                         f"{self.path} has store format version {found.decode()}, this lrurec reads {VERSION}"
                     )
         self._waiting: deque[_Job] = deque()
-        self._committing = threading.Lock()
+        self._committing, self._gate = threading.Lock(), threading.Lock()
         self._something = threading.Event()
         self._writer: threading.Thread | None = None
         # What the models of late call our items. The writer has its own: it may know numbers that are never committed.
@@ -285,9 +288,10 @@ class EmbeddedStore:
         return bool(self._now(self._forget, user))
 
     def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
         self._something.set()
         if self._writer is not None:
             self._writer.join()
@@ -313,10 +317,11 @@ class EmbeddedStore:
         return job.future
 
     def _enqueue(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> _Job:
-        if not self._open:
-            raise StoreError(f"{self.path} is closed")
         job = _Job(work, arguments)
-        self._waiting.append(job)
+        with self._gate:
+            if not self._open:
+                raise StoreError(f"{self.path} is closed")
+            self._waiting.append(job)
         return job
 
     def _write(self) -> None:
@@ -536,17 +541,18 @@ class EmbeddedStore:
         numbers = rows["item"]
         if not len(numbers):
             return np.zeros(0, np.int64)
-        table = known.get(model.id, np.zeros(0, np.int64))
+        table = known.get(model.id, _NOBODY)
         most = int(numbers.max())
         if most >= len(table):
-            new = np.arange(
-                len(table), max(most + 1, int.from_bytes(txn.get(b"item", db=self._db[b"facts"]), "little"))
-            )
-            found = np.array([model.index(name) for name in self._names(txn, new)], np.int64)
-            while len(known) > 3:
+            more = np.full(max(most + 1, 2 * len(table)) - len(table), _UNASKED)
+            while len(known) >= _MODELS and model.id not in known:
                 known.pop(next(iter(known)))
-            known[model.id] = table = np.concatenate([table, found])
+            known[model.id] = table = np.concatenate([table, more])
         taken: Indices = table[numbers]
+        if taken.min() == _UNASKED:
+            new = np.unique(numbers[taken == _UNASKED])
+            table[new] = [model.index(name) for name in self._names(txn, new)]
+            taken = table[numbers]
         return taken
 
     def _next(self, txn: Any, what: bytes) -> int:
