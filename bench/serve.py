@@ -544,7 +544,7 @@ def write(facts: dict[str, Any]) -> None:
         r, index = f["load"], f["index"]
         lines += [
             "",
-            f"1,000,000 items, approximate index ({index['probes']:,} of {index['lists']:,} lists probed, recall@20 {index['recall@20']:.3f} against exact"
+            f"1,000,000 items, approximate index ({index['candidates']:,} candidates scored exactly, recall@20 {index['recall@20']:.3f} against exact"
             f" over {index['queries']} users), one request after the other: p50 {r['p50']:.1f} ms, p90 {r['p90']:.1f} ms, p99 {r['p99']:.1f} ms.",
         ]
     if f := facts.get("soak"):

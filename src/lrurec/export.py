@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 import lrurec
 from lrurec.arrays import save_array
 from lrurec.data.dataset import Dataset
-from lrurec.errors import FolderError
+from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
 from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
-from lrurec.serving.indexing import LARGE, build_index
+from lrurec.serving.indexing import FEWEST, LARGE, build_index
 from lrurec.serving.retrieval import Approximate, Exact
 from lrurec.training.run import Run
 
@@ -41,6 +41,8 @@ def export(
     """
     if index == "auto":
         index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
+    if index == Approximate.kind and dataset.n_items < FEWEST:
+        raise SettingsError(f"{dataset.n_items:,} items are too few for an approximate index; leave out --index")
     model = run.model(checkpoint).cpu()
     table, bias = (t.detach().numpy() for t in model.item_table())
     shape = shape_of(model)

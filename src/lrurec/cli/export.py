@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
         "--index",
         choices=("auto", "exact", "approximate"),
         default="auto",
-        help="how the best items are found; auto: exact below 200,000 items, approximate (faiss) from there on",
+        help="how the best items are found; auto: exact below 50,000 items, approximate (faiss) from there on",
     )
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
     p.set_defaults(run=run, parser=p)

@@ -93,7 +93,7 @@ class Artifact:
         facts = self.manifest["index"]
         if facts["kind"] == Exact.kind:
             return Exact(self.engine.table, self.bias)
-        return Approximate.open(self.path, facts["probes"], self.engine.table, self.bias)
+        return Approximate.open(self.path, facts["candidates"], self.engine.table, self.bias)
 
     @cached_property
     def lengths(self) -> Floats:

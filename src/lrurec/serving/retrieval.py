@@ -77,47 +77,48 @@ class Exact:
 
 
 class Approximate:
-    """Looks in the parts of the catalogue that are near (faiss, inverted lists); scores what it finds exactly.
+    """Scans the catalogue in 4 bits per number (faiss, product quantisation), then scores the best candidates exactly.
 
-    The vectors in the index are those of the items with the bias as one more number.
+    What is scanned is the vector of an item with its bias as one more number. `candidates`: how many are scored exactly.
     """
 
     kind = "approximate"
 
-    def __init__(self, index: Any, probes: int, table: Floats, bias: Floats) -> None:
-        self.index, self.exact = index, Exact(table, bias)
-        self.probes, self._faiss = probes, faiss()
+    def __init__(self, index: Any, candidates: int, table: Floats, bias: Floats) -> None:
+        self.index, self.candidates, self.exact = index, candidates, Exact(table, bias)
 
     @classmethod
-    def open(cls, folder: Path, probes: int, table: Floats, bias: Floats) -> "Approximate":
-        library = faiss()
+    def open(cls, folder: Path, candidates: int, table: Floats, bias: Floats) -> "Approximate":
         try:
-            index = library.read_index(str(folder / INDEX), library.IO_FLAG_MMAP)
+            index = faiss().read_index(str(folder / INDEX))
         except RuntimeError as error:
             raise FolderError(f"{folder / INDEX} cannot be read ({error}); export it again") from None
-        return cls(index, probes, table, bias)
+        return cls(index, candidates, table, bias)
 
     def search(
         self, queries: Floats, k: int, exclude: Sequence[Indices] | None = None, allow: Indices | None = None
     ) -> Found:
-        if allow is not None:
+        if allow is not None or k <= 0 or not len(queries):
             return self.exact.search(queries, k, exclude, allow)
+        table, bias = self.exact.table, self.exact.bias
         gone = [np.zeros(0, np.int64) for _ in queries] if exclude is None else exclude
-        wanted = min(k + max(len(g) for g in gone), len(self.exact.table)) if len(queries) else 0
-        parameters = self._faiss.SearchParametersIVF(nprobe=self.probes)
-        extended = np.concatenate([queries, np.ones((len(queries), 1), np.float32)], 1)
-        _, near = self.index.search(extended, max(wanted, 1), params=parameters)
+        wanted = max(self.candidates, 4 * k) + max(len(g) for g in gone)
+        if 2 * wanted >= len(table):  # no candidates, but nearly everything
+            return self.exact.search(queries, k, exclude)
+        _, near = self.index.search(with_bias(queries, np.ones(len(queries), np.float32)), wanted)
         found = []
-        for q, items in enumerate(near):
-            items = items[(items >= 0) & ~np.isin(items, gone[q])]
-            if len(items) < min(k, len(self.exact.table) - len(np.unique(gone[q]))):
-                found += self.exact.search(queries[q : q + 1], k, gone[q : q + 1])
-                continue
-            items = np.sort(items[:k])
-            scores = self.exact.table[items] @ queries[q] + self.exact.bias[items]
-            order = np.argsort(-scores, kind="stable")
-            found.append((items[order], scores[order]))
+        for query, items, out in zip(queries, near, gone, strict=True):
+            items = np.sort(items[items >= 0])
+            items = items[~np.isin(items, out)] if len(out) else items
+            scores = table[items] @ query + bias[items]
+            best = _best(scores, k)
+            found.append((items[best], scores[best]))
         return found
+
+
+def with_bias(vectors: Floats, bias: Floats) -> Floats:
+    """Vectors with one more number, as the index has them."""
+    return np.concatenate([vectors, bias[:, None]], 1)
 
 
 def faiss() -> Any:
