@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lrurec.errors import FolderError, MissingPartError
-from lrurec.kernels.select import keep_best
+from lrurec.kernels.select import keep_best, strike_out
 from lrurec.serving.engine import Floats
 from lrurec.serving.store.base import Indices
 
@@ -44,23 +44,16 @@ class Exact:
             return [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in queries]
         if k > _SORTED:
             return self._among(np.arange(len(self.table)), queries, k, exclude)
-        values = np.full((len(queries), k), -np.inf, np.float32)
-        items = np.full((len(queries), k), -1, np.int64)
-        out = [np.sort(rows) for rows in exclude] if exclude is not None and len(self.table) > _TILE else exclude
+        values, items = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        counts = np.empty(len(queries), np.int64)
         for first in range(0, len(self.table), _TILE):
             last = min(first + _TILE, len(self.table))
             scores = queries @ self.table[first:last].T
-            if out is not None:
-                for row, gone in zip(scores, out, strict=True):
-                    if len(self.table) > _TILE:
-                        gone = gone[np.searchsorted(gone, first) : np.searchsorted(gone, last)] - first
-                    row[gone] = -np.inf
-            keep_best(scores, self.bias[first:last], first, values, items)
-        if exclude is None:
-            return list(zip(items, values, strict=True))
-        return [
-            (i[: len(i) - gone], v[: len(i) - gone]) for i, v, gone in zip(items, values, _gaps(items), strict=True)
-        ]
+            if exclude is not None:
+                for row, gone in zip(scores, exclude, strict=True):
+                    strike_out(row, gone, first)
+            keep_best(scores, self.bias[first:last], first, values, items, counts)
+        return [(i[:n], v[:n]) for i, v, n in zip(items, values, counts.tolist(), strict=True)]
 
     def _among(self, allow: Indices, queries: Floats, k: int, exclude: Sequence[Indices] | None) -> Found:
         """The same among some items: for lists of allowed ones, and for very many results."""
@@ -130,11 +123,6 @@ def faiss() -> Any:
             "an approximate index needs faiss; pip install 'lrurec[serve]', or export with --index exact"
         ) from None
     return library
-
-
-def _gaps(items: Indices) -> list[int]:
-    """How many places at the end of each row are not filled."""
-    return (items < 0).sum(1).tolist()  # type: ignore[no-any-return]
 
 
 def _places(items: Indices, allow: Indices) -> Indices:

@@ -20,7 +20,7 @@ from lrurec.ids import Id
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.engine import Floats
 from lrurec.serving.retrieval import Retriever
-from lrurec.serving.store.base import Appended, Event, Indices, Store, microseconds
+from lrurec.serving.store.base import Appended, Event, Indices, Look, Store, microseconds
 from lrurec.serving.store.opening import open_store
 
 _FEW = 16  # items that are stepped; more are encoded at once
@@ -61,9 +61,10 @@ class States:
 
     def replay(self, items: Indices, state: bytes | None = None) -> bytes:
         engine = self.artifact.engine
-        items = items if len(items) == 1 and items[0] >= 0 else items[items >= 0]
-        if not len(items):
-            return state or self._new
+        if len(items) != 1 or items[0] < 0:
+            items = items[items >= 0]
+            if not len(items):
+                return state or self._new
         if state is None and len(items) > _FEW:
             return self._pack(*engine.encode(items, np.array([0, len(items)])))
         states, hidden = self._unpack(state or self._new)
@@ -135,6 +136,9 @@ class Served:
         if label is None:
             label = self._labels[item] = self.artifact.item_ids[item], self.artifact.name(item)
         return Recommendation(*label, score)
+
+    def lines(self, items: Indices, scores: Floats) -> list[Recommendation]:
+        return [self.line(item, score) for item, score in zip(items.tolist(), scores.tolist(), strict=True)]
 
     def popular(self, k: int, allow: Indices | None, deny: Indices) -> list[Recommendation]:
         """What is shown to strangers, with score 0."""
@@ -294,10 +298,30 @@ class Live:
         )
 
     def one(self, query: Query) -> Answer:
-        found = self.answer([query])[0]
-        if isinstance(found, LrurecError):
-            raise found
-        return found
+        """A single one, without the ado of many."""
+        served, look = query.served, None
+        if query.user is not None:
+            (look,) = self.store.look([query.user], served.states)
+            if look is not None:
+                self.looked(not look.rebuilt, look.rebuilt)
+        hidden, out = self._asked(query, look)
+        if hidden is None:
+            return Answer(False, served.popular(query.k, query.allow, query.deny))
+        ((items, scores),) = served.retriever.search(hidden[None], query.k, [out], query.allow)
+        return Answer(True, served.lines(items, scores))
+
+    def _asked(self, query: Query, look: Look | None) -> tuple[Floats | None, Indices]:
+        """(what items are scored with, None for strangers; what is left out)"""
+        states = query.served.states
+        if query.user is None:
+            state, seen = (states.replay(query.history) if len(query.history) else None), query.history
+        else:
+            state, seen = (None, _NOBODY) if look is None else (look.state, look.seen)
+        if state is None:
+            return None, _NOBODY
+        if not query.filter_seen:
+            return states.hidden(state), query.deny
+        return states.hidden(state), np.concatenate([seen, query.deny]) if len(query.deny) else seen
 
     def answer(self, queries: Sequence[Query]) -> list[Answer | LrurecError]:
         """Many at once: one look into the store, one pass over the table for all that can share it."""
@@ -319,44 +343,28 @@ class Live:
         known = [look.rebuilt for look in looks.values() if look is not None]
         self.looked(len(known) - sum(known), sum(known))
         together: list[int] = []
-        hidden: dict[int, Floats] = {}
-        out: dict[int, Indices] = {}
+        hidden: list[Floats] = []
+        left_out: list[Indices] = []
         for k in mine:
             q = queries[k]
-            if q.user is not None:
-                look = looks[k]
-                if look is None:
-                    answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
-                    continue
-                state, seen = look.state, look.seen
+            vector, out = self._asked(q, looks.get(k))
+            if vector is None:
+                answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
+            elif q.allow is not None:
+                ((items, scores),) = served.retriever.search(vector[None], q.k, [out], q.allow)
+                answers[k] = Answer(True, served.lines(items, scores))
             else:
-                if not len(q.history):
-                    answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
-                    continue
-                state, seen = served.states.replay(q.history), q.history
-            hidden[k] = served.states.hidden(state)
-            out[k] = (
-                np.concatenate([seen, q.deny]) if q.filter_seen and len(q.deny) else seen if q.filter_seen else q.deny
-            )
-            if q.allow is None:
                 together.append(k)
-            else:
-                found = served.retriever.search(hidden[k][None], q.k, [out[k]], q.allow)
-                answers[k] = Answer(True, _lines(served, *found[0], q.k))
+                hidden.append(vector)
+                left_out.append(out)
         if together:
             most = max(queries[k].k for k in together)
-            rows = np.stack([hidden[k] for k in together])
-            for k, (items, scores) in zip(
-                together, served.retriever.search(rows, most, [out[k] for k in together]), strict=True
-            ):
-                answers[k] = Answer(True, _lines(served, items, scores, queries[k].k))
+            found = served.retriever.search(np.stack(hidden), most, left_out)
+            for k, (items, scores) in zip(together, found, strict=True):
+                answers[k] = Answer(True, served.lines(items[: queries[k].k], scores[: queries[k].k]))
 
 
 def _name(id: Id, what: str) -> str:
     if isinstance(id, bool) or not isinstance(id, str | int):
         raise InputError(f"{what} id is text or a whole number, not {id!r}")
     return str(id)
-
-
-def _lines(served: Served, items: Indices, scores: Floats, k: int) -> list[Recommendation]:
-    return [served.line(i, s) for i, s in zip(items[:k].tolist(), scores[:k].tolist(), strict=True)]

@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
+from lrurec.kernels.select import look_up
 from lrurec.serving.store.base import (
     LONGEST_ID,
     SLACK,
@@ -51,12 +51,15 @@ _PORTION = 1 << 18  # events handed over at a time
 _LEAST = 1 << 20  # bytes of room that a store needs to begin
 _MAP = 1 << 40  # addresses, not bytes: the file grows as it is filled
 _ROW = np.dtype([("time", "<i8"), ("item", "<u4"), ("key", "V16")])
+_ROW_WORDS, _ITEM_WORD = _ROW.itemsize // 4, 2  # of 32 bits: in a row, and before the item
 _PIECE_BYTES = PIECE * _ROW.itemsize
+_EVENT = struct.Struct("<qI16s")  # the same as _ROW
 _HEAD = struct.Struct("<QQQq16s")
 _FIRST = -(1 << 63)  # before all times
 _MODELS = 4  # models whose numbers of our items are remembered
 _UNASKED = -2  # the model has not been asked for its number of an item
 _NOBODY: Indices = np.zeros(0, np.int64)
+_NOT_OURS = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 _TABLES = (b"users", b"history", b"keys", b"items", b"names", b"facts")
 
 Rows = NDArray[Any]
@@ -104,8 +107,8 @@ class EmbeddedStore:
 
     def __init__(self, path: str | Path, *, bound: int = 0, create: bool = True, durable: bool = True) -> None:
         self.path, self.where, self.bound, self._durable = Path(path), str(path), bound, durable
-        self._file, self._open = self.path / "data.mdb", True
-        with self._sentences():
+        self._file, self._open, self._guard = self.path / "data.mdb", True, _Guard(self.path)
+        with self._guard:
             self._refuse(create)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             tables = len(_TABLES)
@@ -114,6 +117,7 @@ class EmbeddedStore:
             )
             self._env.reader_check()  # those that were killed
             self._refuse_cut()
+            self._name = str(self._file)
             self._identity = self._file.stat().st_ino
             self._db = {name: self._env.open_db(name) for name in _TABLES}
             with self._env.begin(write=True) as txn:
@@ -159,7 +163,7 @@ class EmbeddedStore:
     def check(self) -> None:
         """Whether the file that is open is the one that is there: one that was removed would take events with it."""
         try:
-            same = self._file.stat().st_ino == self._identity
+            same = os.stat(self._name).st_ino == self._identity  # noqa: PTH116 (half the time)
         except OSError:
             same = False
         if not same:
@@ -168,11 +172,11 @@ class EmbeddedStore:
     # Reading
 
     def read(self, user: str, model: Model) -> Record | None:
-        with self._sentences(), self._env.begin() as txn:
+        with self._guard, self._env.begin() as txn:
             entry = self._entry(txn, user)
             if entry is None:
                 return None
-            rows = self._rows(txn, entry.number)
+            rows = self._rows(txn, entry.number, entry.length)
             names = self._names(txn, rows["item"])
             events = tuple(
                 Kept(name, time, key)
@@ -184,25 +188,26 @@ class EmbeddedStore:
         return Record(events, state)
 
     def has(self, users: Sequence[str]) -> list[bool]:
-        with self._sentences(), self._env.begin() as txn:
+        with self._guard, self._env.begin() as txn:
             return [self._entry(txn, user) is not None for user in users]
 
     def look(self, users: Sequence[str], model: Model) -> list[Look | None]:
         found: list[Look | None] = []
         rebuilt: list[tuple[str, int, bytes]] = []
-        with self._sentences(), self._env.begin() as txn:
+        with self._guard, self._env.begin() as txn:
             for user in users:
                 entry = self._entry(txn, user)
                 if entry is None:
                     found.append(None)
                     continue
-                rows = self._rows(txn, entry.number)
+                rows = self._rows(txn, entry.number, entry.length)
                 seen = self._indices(txn, rows, model, self._seen_by_readers)
                 state = entry.state
                 if entry.artifact != model.id:
                     state = model.replay(seen)
                     rebuilt.append((user, entry.version, state))
-                found.append(Look(state, seen[seen >= 0], entry.artifact != model.id))
+                seen = seen if not len(seen) or seen.min() >= 0 else seen[seen >= 0]
+                found.append(Look(state, seen, entry.artifact != model.id))
         if rebuilt:
             self._later(self._put_states, rebuilt, model.id)
         return found
@@ -213,8 +218,8 @@ class EmbeddedStore:
 
     def portions(self, model: Model) -> Iterator[Portion]:
         for entries in self._chunks(1 << 12):
-            with self._sentences(), self._env.begin() as txn:
-                rows = [self._rows(txn, entry.number) for _, entry in entries]
+            with self._guard, self._env.begin() as txn:
+                rows = [self._rows(txn, entry.number, entry.length) for _, entry in entries]
                 items = [self._indices(txn, r, model, self._seen_by_readers) for r in rows]
             offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
             yield Portion(
@@ -230,7 +235,7 @@ class EmbeddedStore:
         after = b""
         while True:
             chunk: list[tuple[str, _Entry]] = []
-            with self._sentences(), self._env.begin() as txn:
+            with self._guard, self._env.begin() as txn:
                 cursor = txn.cursor(self._db[b"users"])
                 more = cursor.set_range(after) if after else cursor.first()
                 events = 0
@@ -247,7 +252,7 @@ class EmbeddedStore:
             yield chunk
 
     def __len__(self) -> int:
-        with self._sentences(), self._env.begin() as txn:
+        with self._guard, self._env.begin() as txn:
             return int(txn.stat(self._db[b"users"])["entries"])
 
     def durable(self) -> bool:
@@ -260,7 +265,7 @@ class EmbeddedStore:
             for _, entry in entries:
                 events += entry.length
                 states[entry.artifact] = states.get(entry.artifact, 0) + 1
-        with self._sentences(), self._env.begin() as txn:
+        with self._guard, self._env.begin() as txn:
             items = int(txn.stat(self._db[b"items"])["entries"])
         size = (self.path / "data.mdb").stat().st_blocks * 512
         return {"kind": "embedded", "users": users, "events": events, "items": items, "bytes": size, "states": states}
@@ -269,7 +274,24 @@ class EmbeddedStore:
 
     def append(self, user: str, events: Sequence[Event], model: Model) -> Appended:
         _check(user, events)
-        return self._now(self._append, user, _kept(events), model)  # type: ignore[no-any-return]
+        kept = _kept(events)
+        if self._committing.acquire(blocking=False):
+            try:
+                if self._open and not self._waiting:  # nobody to share a commit with
+                    return self._alone(user, kept, model)
+            finally:
+                self._committing.release()
+        return self._now(self._append, user, kept, model)  # type: ignore[no-any-return]
+
+    def _alone(self, user: str, events: Sequence[Kept], model: Model) -> Appended:
+        try:
+            with self._guard, self._env.begin(write=True) as txn:
+                done = self._append(txn, user, events, model)
+            self.check()
+        except BaseException:
+            self._take_back()
+            raise
+        return done
 
     def submit(self, user: str, events: Sequence[Event], model: Model) -> "Future[Appended]":
         _check(user, events)
@@ -346,7 +368,7 @@ class EmbeddedStore:
         while jobs:
             results: list[Any] = []
             try:
-                with self._sentences(), self._env.begin(write=True) as txn:
+                with self._guard, self._env.begin(write=True) as txn:
                     for job in jobs:
                         try:
                             results.append(job.work(txn, *job.arguments))
@@ -381,12 +403,12 @@ class EmbeddedStore:
             )
         fresh = self._unknown(txn, entry.number, events)
         rows = self._new_rows(txn, fresh)
-        length = entry.length + len(fresh)
-        newest = max([entry.newest, *(e.time for e in fresh)])
+        length, newest, late = entry.length + len(fresh), entry.newest, False
+        for event in fresh:
+            late, newest = late or event.time < newest, max(newest, event.time)
         crowded = 0 < self.bound < length - SLACK + 1
-        late = any(a > b for a, b in zip([entry.newest, *rows["time"]], rows["time"], strict=False))
         if late or crowded:
-            whole = _by_time(np.concatenate([self._rows(txn, entry.number), rows]))
+            whole = _by_time(np.concatenate([self._rows(txn, entry.number, entry.length), rows]))
             whole = self._cut(txn, entry.number, whole) if crowded else whole
             self._delete_all(txn, b"history", entry.number)
             self._extend(txn, entry.number, 0, whole)
@@ -396,7 +418,7 @@ class EmbeddedStore:
             if entry.artifact == model.id:
                 state = self._step(fresh, entry.state, model)
             else:
-                whole = self._rows(txn, entry.number)
+                whole = self._rows(txn, entry.number, length)
                 state = model.replay(self._indices(txn, whole, model, self._seen_by_writer))
         entry = _Entry(entry.number, _version(), length, newest, model.id, state)
         txn.put(user.encode(), entry.pack(), db=self._db[b"users"])
@@ -472,16 +494,14 @@ class EmbeddedStore:
         raw = txn.get(key, db=self._db[b"users"]) if 0 < len(key) <= LONGEST_ID else None
         return None if raw is None else _Entry.unpack(raw)
 
-    def _rows(self, txn: Any, number: int) -> Rows:
-        prefix = struct.pack(">Q", number)
-        pieces = []
-        cursor = txn.cursor(self._db[b"history"])
-        more = cursor.set_range(prefix)
-        while more and cursor.key().startswith(prefix):
-            piece = cursor.value()
-            pieces.append(piece)
-            more = len(piece) == _PIECE_BYTES and cursor.next()
-        return np.frombuffer(b"".join(pieces), _ROW)
+    def _rows(self, txn: Any, number: int, length: int) -> Rows:
+        """The history of a user, who has `length` events."""
+        table, get = self._db[b"history"], txn.get
+        pieces = [get(_piece(number, k), b"", db=table) for k in range(-(-length // PIECE))]
+        raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if len(raw) != length * _ROW.itemsize:
+            raise StoreError(f"{self.path} is damaged (a history has lost a piece); restore it from a backup")
+        return np.frombuffer(raw, _ROW)
 
     def _extend(self, txn: Any, number: int, length: int, rows: Rows) -> None:
         """Add rows behind the `length` that are there, touching the newest piece alone."""
@@ -512,8 +532,8 @@ class EmbeddedStore:
         ]
 
     def _new_rows(self, txn: Any, events: Sequence[Kept]) -> Rows:
-        rows = [(event.time, self._item(txn, event.item), event.key) for event in events]
-        return np.array(rows, _ROW)
+        packed = [_EVENT.pack(event.time, self._item(txn, event.item), event.key) for event in events]
+        return np.frombuffer(b"".join(packed), _ROW)
 
     def _item(self, txn: Any, item: str) -> int:
         number = self._numbers.get(item)
@@ -538,22 +558,21 @@ class EmbeddedStore:
 
     def _indices(self, txn: Any, rows: Rows, model: Model, known: dict[str, Indices]) -> Indices:
         """What the model calls the items of rows; -1 what it does not know."""
+        out = np.empty(len(rows), np.int64)
+        table, words = known.get(model.id, _NOBODY), rows.view(np.uint32)
+        least = look_up(words, _ITEM_WORD, _ROW_WORDS, table, out)
+        if least > _UNASKED:
+            return out
         numbers = rows["item"]
-        if not len(numbers):
-            return np.zeros(0, np.int64)
-        table = known.get(model.id, _NOBODY)
-        most = int(numbers.max())
-        if most >= len(table):
-            more = np.full(max(most + 1, 2 * len(table)) - len(table), _UNASKED)
+        if least < _UNASKED:  # an item that is new to us
+            more = np.full(max(int(numbers.max()) + 1, 2 * len(table)) - len(table), _UNASKED)
             while len(known) >= _MODELS and model.id not in known:
                 known.pop(next(iter(known)))
             known[model.id] = table = np.concatenate([table, more])
-        taken: Indices = table[numbers]
-        if taken.min() == _UNASKED:
-            new = np.unique(numbers[taken == _UNASKED])
-            table[new] = [model.index(name) for name in self._names(txn, new)]
-            taken = table[numbers]
-        return taken
+        new = np.unique(numbers[table[numbers] == _UNASKED])
+        table[new] = [model.index(name) for name in self._names(txn, new)]
+        look_up(words, _ITEM_WORD, _ROW_WORDS, table, out)
+        return out
 
     def _next(self, txn: Any, what: bytes) -> int:
         raw = txn.get(what, db=self._db[b"facts"])
@@ -561,18 +580,26 @@ class EmbeddedStore:
         txn.put(what, (number + 1).to_bytes(8, "little"), db=self._db[b"facts"])
         return number
 
-    @contextmanager
-    def _sentences(self) -> Iterator[None]:
-        """The library's errors as ours."""
-        try:
-            yield
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError):
+
+class _Guard:
+    """The library's errors as ours. (A generator would take as long as reading a user.)"""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, StoreError):
+            return
+        if isinstance(error, _NOT_OURS):
             raise StoreError(f"{self.path} is not a store of lrurec, or it is damaged") from None
-        except (UnicodeDecodeError, struct.error, IndexError) as error:
+        if isinstance(error, UnicodeDecodeError | struct.error | IndexError):
             raise StoreError(f"{self.path} is damaged ({error}); restore it from a backup") from None
-        except lmdb.DiskError as error:
+        if isinstance(error, lmdb.DiskError):
             raise StoreError(f"the disk of {self.path} refuses ({error}); free some room") from None
-        except (lmdb.Error, OSError) as error:
+        if isinstance(error, lmdb.Error | OSError):
             raise StoreError(f"{self.path} cannot be used ({error}); is its disk full?") from None
 
 
