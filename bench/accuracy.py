@@ -124,7 +124,10 @@ def write(found: list[dict[str, Any]]) -> None:
         lines.append(f"| {name} | {cells[0]} | {cells[1]} | {first:.2f} / {second:.2f} |")
     for r in found:
         if f"training.steps={r['steps']}" not in CASES[r["dataset"]].settings and r["steps"] != 3500:
-            lines += ["", f"The run on {r['dataset']} without decay has {r['steps']:,} steps: it was made with earlier settings."]
+            lines += [
+                "",
+                f"The run on {r['dataset']} without decay has {r['steps']:,} steps: it was made with earlier settings.",
+            ]
     lines += ["", "The settings beside `--recipe fast`:", ""]
     lines += [f"- {name}: " + ", ".join(f"`{s}`" for s in CASES[name].settings) for name in names]
     lines += [

@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
             self.load.answered(self, int(self.seen[9:12]))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.load.lost()
+        self.load.lost(self)
 
 
 class Load:
@@ -53,7 +53,9 @@ class Load:
     def __init__(self, port: int, rate: float, seconds: float, users: int, items: list[str], seed: int) -> None:
         self.port, self.rate, self.seconds = port, rate, seconds
         self.users, self.items, self.random = users, items, random.Random(seed)
-        self.idle: list[Connection] = []
+        self.idle: deque[Connection] = (
+            deque()
+        )  # the one that was idle longest first: servers close those that are not used
         self.waiting: deque[tuple[bytes, float]] = deque()
         self.latencies: list[float] = []
         self.statuses: dict[int, int] = {}
@@ -79,7 +81,9 @@ class Load:
         else:
             self.idle.append(connection)
 
-    def lost(self) -> None:
+    def lost(self, connection: Connection) -> None:
+        if connection in self.idle:
+            self.idle.remove(connection)
         self.broken += 1
 
     async def run(self, connections: int) -> dict[str, Any]:
@@ -94,7 +98,7 @@ class Load:
             while sent < total and (due := started + sent / self.rate) <= now:
                 request = self.request()
                 if self.idle:
-                    self.idle.pop().ask(request, due)
+                    self.idle.popleft().ask(request, due)
                 else:
                     self.waiting.append((request, due))
                 sent += 1

@@ -295,7 +295,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         load(port, folder, 1600, 20)
 
         def watch() -> None:
-            while not stop.wait(5):
+            while not stop.wait(5) and Path(f"/proc/{pid}").exists():
                 memory.append(private_bytes(pid))
 
         watcher = threading.Thread(target=watch)
