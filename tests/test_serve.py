@@ -562,8 +562,6 @@ def test_the_api_fuzzed_from_its_description(sample: Path, tmp_path: Path) -> No
                 "1",
                 "--request-timeout",
                 "20",
-                "--exclude-path",
-                "/v1/artifact",
                 "--no-color",
             ],
             capture_output=True,
