@@ -1,6 +1,7 @@
 """The command line itself: help with examples, the doctor, and a reader that goes away."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -64,12 +65,12 @@ def test_doctor(run: Run) -> None:
 
 
 def test_doctor_knows_every_extra() -> None:
-    from lrurec.cli.doctor import PARTS
+    from lrurec.cli.doctor import DISTRIBUTIONS, PARTS
     from test_package import extras
 
     for extra, needs in PARTS.values():
-        wanted = {r.split(">")[0].split("=")[0] for r in extras()[extra]}
-        assert wanted == set(needs)
+        wanted = {re.split(r"[>=\[]", r)[0].replace("_", "-") for r in extras()[extra]}
+        assert wanted == {DISTRIBUTIONS.get(package, package).replace("_", "-") for package in needs}
 
 
 def test_a_reader_that_goes_away() -> None:

@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "cluster": ("cluster", ("ray",)),
 }
-_DISTRIBUTIONS = {"faiss": "faiss-cpu"}  # where it is not called like the package
+DISTRIBUTIONS = {"faiss": "faiss-cpu"}  # where it is not called like the package
 PROGRAMS = {"redis-server": "a shared store for serving"}
 
 
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
 
 def _version(package: str) -> str | None:
     try:
-        return metadata.version(_DISTRIBUTIONS.get(package, package))
+        return metadata.version(DISTRIBUTIONS.get(package, package))
     except metadata.PackageNotFoundError:
         return None
 
