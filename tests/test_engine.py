@@ -107,7 +107,6 @@ def test_a_step_allocates_nothing() -> None:
     tracemalloc.stop()
     grown = [s for s in after.compare_to(before, "filename") if s.size_diff > 200 and "tracemalloc" not in str(s)]
     assert not grown, grown
-    _, peak = 0, 0
     tracemalloc.start()
     engine.step(states, items, out)
     peak = tracemalloc.get_traced_memory()[1]

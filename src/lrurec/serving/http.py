@@ -28,7 +28,7 @@ from lrurec.serving.control import Control
 from lrurec.serving.keys import Keys
 from lrurec.serving.openapi import description
 from lrurec.serving.search import NameSearch
-from lrurec.serving.service import Live, Query, Recommendation, Served, UnknownItem
+from lrurec.serving.service import Live, Recommendation, Served, UnknownItem
 from lrurec.serving.store.base import Event, StoreError
 
 LOG = logging.getLogger("lrurec.server")
@@ -234,7 +234,7 @@ class Api:
             metrics.REPEATED.inc(len(given) - stored)
         answer: dict[str, Any] = {"stored": stored, "users": users}
         if k is not None:
-            found = await self._ask(self.live.query(str(given[-1].user), None, k, True, None, None))
+            found = await self.batcher.ask(self.live.query(str(given[-1].user), None, k, True, None, None))
             answer["recommendations"] = _lines(found.lines)
         return answer | {"micros": _micros(asked)}
 
@@ -248,17 +248,16 @@ class Api:
             self._names_in(asked.parameters("allow")),
             self._names_in(asked.parameters("deny")),
         )
-        found = await self._ask(query)
+        found = await self.batcher.ask(query)
         lines = _lines(found.lines)
         return {"user": user, "known": found.known, "recommendations": lines, "micros": _micros(asked)}
 
     async def recommend_for(self, asked: Asked, body: bytes) -> dict[str, Any]:
         wish = bodies.wish(body)
-        found = await self._ask(self.live.query(None, wish.history, wish.k, wish.filter_seen, wish.allow, wish.deny))
+        found = await self.batcher.ask(
+            self.live.query(None, wish.history, wish.k, wish.filter_seen, wish.allow, wish.deny)
+        )
         return {"known": found.known, "recommendations": _lines(found.lines), "micros": _micros(asked)}
-
-    async def _ask(self, query: Query) -> Any:
-        return await self.batcher.ask(query)
 
     def _names_in(self, values: list[str]) -> list[str] | None:
         """Ids from parameters: each a whole id, or several with commas between them."""
