@@ -19,7 +19,7 @@ import torch
 
 import lrurec
 from lrurec.cli.main import main as command
-from lrurec.evaluation.ranking import encode_histories
+from lrurec.evaluation.ranking import histories
 from lrurec.training.run import Run
 from peer import peer_model
 
@@ -44,7 +44,6 @@ def difference(data: Path, length: int, peer: str, folder: Path) -> tuple[float,
     if command(["import-checkpoint", str(folder / "model.pth"), *options]):
         raise SystemExit("the import failed")
     ours = Run.open(folder / "run").model()
-    table, bias = ours.item_table()
     test = lrurec.leave_last_out(dataset).test
     worst = largest = 0.0
     for first in range(0, min(USERS, len(test)), ROWS):
@@ -54,7 +53,7 @@ def difference(data: Path, length: int, peer: str, folder: Path) -> tuple[float,
             history = test.items[max(start, stop - length) : stop]
             padded[row, length - len(history) :] = numbers[history]
         expected = theirs(torch.from_numpy(padded))[0][:, -1, torch.from_numpy(numbers)]
-        found = torch.addmm(bias, encode_histories(ours, test, first, last, length, "cpu"), table.T)
+        found = ours.scores(histories(test, first, last, length, "cpu"))
         worst = max(worst, float((found - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
     return worst, largest

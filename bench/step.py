@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from lrurec.models.base import Batch, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from measure import machine
 
@@ -23,7 +24,7 @@ AROUND = 32  # events whose median is shown for a place
 
 def main() -> None:
     torch.set_num_threads(1)
-    model = LRURec(3416, LRURecConfig(), torch.Generator().manual_seed(0))
+    model = LRURec(Sizes(3416), LRURecConfig(), torch.Generator().manual_seed(0))
     inputs = torch.randint(1, 3417, (EVENTS,), generator=torch.Generator().manual_seed(0))
     stepped: list[list[float]] = [[] for _ in range(EVENTS)]
     encoded: dict[int, list[float]] = {k: [] for k in SHOWN}
@@ -36,7 +37,7 @@ def main() -> None:
                 stepped[k].append(time.perf_counter() - started)
             for k in SHOWN:
                 started = time.perf_counter()
-                model.encode(inputs[:k], torch.tensor([0, k]))
+                model.encode(Batch(inputs[:k], torch.tensor([0, k])))
                 encoded[k].append(time.perf_counter() - started)
     each = [statistics.median(times) for times in stepped]
     rows = []

@@ -27,6 +27,7 @@ import lrurec
 from lrurec.data.batches import Sampler, Windows
 from lrurec.data.split import Sequences
 from lrurec.evaluation.ranking import rank
+from lrurec.models.base import Batch, TrainedModel
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
@@ -47,7 +48,9 @@ class Ours:
         self.half = half
         self.config = config_for("paper", None, settings)
         self.windows, self.sampler = windows, Sampler(len(windows), 128, 0)
-        self.model = build(items, self.config)
+        model = build(items, 0, self.config)
+        assert isinstance(model, TrainedModel)
+        self.model = model
         self.optimizer = optimizer_for(self.model, self.config.training)
         self.parts: dict[str, list[float]] = {}
         self.positions: list[int] = []
@@ -64,7 +67,7 @@ class Ours:
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
         offsets = torch.from_numpy(packed.offsets)
         lap("packing the batch")
-        hidden = self.model.encode(inputs, offsets, Keys(t))
+        hidden = self.model.encode(Batch(inputs, offsets), Keys(t))
         lap("encoder, forward")
         table, bias = self.model.item_table()
         loss = cross_entropy(hidden, table, bias, targets, half=self.half)

@@ -14,6 +14,7 @@ import lrurec
 from conftest import Run
 from lrurec.errors import FolderError
 from lrurec.folder import seal_of
+from lrurec.models.base import Batch
 from lrurec.serving.artifact import Artifact
 from lrurec.training.run import Run as Trained
 
@@ -27,9 +28,7 @@ def test_it_scores_as_the_run_does(trained: Path) -> None:
     states, hidden = artifact.engine.encode(dataset.items, np.array(dataset.offsets))
     with torch.no_grad():
         offsets = torch.tensor(np.array(dataset.offsets))
-        expected = model.encode(torch.tensor(np.array(dataset.items)).long() + 1, offsets)[offsets[1:] - 1]
-        table, bias = model.item_table()
-        scores = expected @ table.T + bias
+        scores = model.scores(Batch(torch.tensor(np.array(dataset.items)).long() + 1, offsets))
     assert np.allclose(hidden @ artifact.engine.table.T + artifact.bias, scores.numpy(), atol=1e-5)
     assert len(states) == 40
 

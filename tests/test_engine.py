@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrurec.export import shape_of, weights_of
+from lrurec.models.base import Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving import engine as module
 from lrurec.serving.engine import Engine
@@ -27,7 +28,7 @@ SWITCHES: list[dict[str, Any]] = [
 
 
 def pair(**switches: Any) -> tuple[LRURec, Engine]:
-    model = LRURec(30, LRURecConfig(**switches), torch.Generator().manual_seed(1))
+    model = LRURec(Sizes(30), LRURecConfig(**switches), torch.Generator().manual_seed(1))
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():

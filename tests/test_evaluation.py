@@ -1,7 +1,6 @@
 """Ranks and metrics against brute force."""
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -16,8 +15,10 @@ from lrurec.evaluation import ranking
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import interval, mrr, ndcg, recall, summary
 from lrurec.evaluation.ranking import rank, ranks_of
-from lrurec.evaluation.sanity import sanity_ranks
+from lrurec.models.base import CountingModel, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
+from lrurec.training.config import config_for
+from lrurec.training.trainer import build, whole_sequences
 
 
 def test_metrics_by_hand() -> None:
@@ -69,7 +70,7 @@ def test_ranks_agree_with_brute_force(seen: bool, seed: int, longest: int, event
     dataset = lrurec.load_events(log)
     split = lrurec.leave_last_out(dataset)
     config = LRURecConfig(width=8, channels=4)
-    model = LRURec(dataset.n_items, config, torch.Generator().manual_seed(seed))
+    model = LRURec(Sizes(dataset.n_items), config, torch.Generator().manual_seed(seed))
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranking, "_EVENTS", events)
         found = rank(model, split.test, longest, filter_seen=seen, top=3)
@@ -102,7 +103,7 @@ def test_candidates_are_uniform_and_new_for_each_target_and_seed() -> None:
 def random_case(seed: int, items: int = 9) -> tuple[int, Split, LRURec]:
     rng = np.random.default_rng(seed)
     dataset = lrurec.load_events(pl.DataFrame(rng.integers(0, items, (120, 2)), schema=["user", "item"]))
-    model = LRURec(dataset.n_items, LRURecConfig(width=8, channels=4), torch.Generator().manual_seed(seed))
+    model = LRURec(Sizes(dataset.n_items), LRURecConfig(width=8, channels=4), torch.Generator().manual_seed(seed))
     return dataset.n_items, lrurec.leave_last_out(dataset), model
 
 
@@ -125,7 +126,7 @@ def test_ranks_among_candidates_agree_with_brute_force(
         table, bias = model.item_table()
         for k in range(len(split.test)):
             history, answer = split.test.history(k)[-longest:], split.test.answer(k)
-            hidden = ranking.encode_histories(model, split.test, k, k + 1, longest, "cpu")[0]
+            hidden = model.last(ranking.histories(split.test, k, k + 1, longest, "cpu"))[0]
             scores = (table @ hidden + bias).tolist()
             if seen:
                 for item in history:
@@ -156,23 +157,34 @@ def test_intervals_cover_the_mean() -> None:
     assert interval(np.ones(10)) == (1.0, 1.0)
 
 
-@given(st.integers(0, 30), st.sampled_from([2, 50]), st.sampled_from([None, 3]))
+@given(st.integers(0, 30), st.sampled_from([2, 50]), st.sampled_from([None, 3]), st.sampled_from([1, 3]))
 @settings(max_examples=20)
-def test_sanity_lines_agree_with_brute_force(seed: int, longest: int, count: int | None) -> None:
+def test_counting_agrees_with_brute_force(seed: int, longest: int, count: int | None, window: int) -> None:
     rng = np.random.default_rng(seed)
     dataset = lrurec.load_events(pl.DataFrame(rng.integers(0, 7, (90, 2)), schema=["user", "item"]))
-    split = lrurec.leave_last_out(dataset)
+    split, items = lrurec.leave_last_out(dataset), dataset.n_items
     drawn = Candidates(count, seed) if count else None
-    found = sanity_ranks(split, split.test, dataset.n_items, longest, drawn)
     histories = [split.train[k].tolist() for k in range(len(split.train))]
     popular = Counter(i for h in histories for i in h)
-    follows = Counter(pair for h in histories for pair in pairwise(h))
+    follows: Counter[tuple[int, int]] = Counter()
+    for h in histories:
+        for gap in range(1, window + 1):
+            for pair in zip(h, h[gap:], strict=False):
+                follows[pair] += 0.5 ** (gap - 1)  # type: ignore[assignment]
+    found = {}
+    for name, more in (("popularity", []), ("markov", [f"model.window={window}", "model.decay=0.5"])):
+        model = build(items, dataset.n_users, config_for("paper", None, more, name))
+        assert isinstance(model, CountingModel)
+        model.count(whole_sequences(split, "cpu"))
+        found[name] = rank(model, split.test, longest, candidates=drawn).ranks
     for k in range(len(split.test)):
         history, answer = split.test.history(k)[-longest:].tolist(), split.test.answer(k)
-        by_popularity = [(popular[i],) if i not in history else (-1,) for i in range(dataset.n_items)]
-        by_markov = [
-            (follows[history[-1], i], popular[i]) if i not in history else (-1, 0) for i in range(dataset.n_items)
-        ]
+        newest = list(enumerate(reversed(history[-window:])))
+        by_popularity, by_markov = [], []
+        for i in range(items):
+            after = sum(0.5**back * follows[h, i] / max(popular[h], 1) ** 0.5 for back, h in newest)
+            by_popularity.append((popular[i],) if i not in history else (-1,))
+            by_markov.append((round(after, 4), popular[i]) if i not in history else (-1, 0))
         for name, scores in (("popularity", by_popularity), ("markov", by_markov)):
             rivals = drawn.beside(k, answer, len(scores)).tolist() if drawn else {*range(len(scores))} - {answer}
             assert found[name][k] == sum(scores[i] >= scores[answer] for i in rivals)

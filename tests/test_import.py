@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import lrurec
 from conftest import Ran, Run
+from lrurec.models.base import Batch
 from lrurec.training.run import Run as Folder
 
 FRUIT = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape", "hazel", "iris", "jujube", "kiwi", "lime"]
@@ -108,13 +109,12 @@ def agree(folder: Path, s: State, numbers: dict[str, int]) -> None:
     opened = Folder.open(folder)
     dataset, model = opened.dataset(), opened.model()
     ids = [str(i) for i in dataset.item_ids.series()]
-    table, bias = model.item_table()
     for user in [None, *dataset.user_ids.series()]:
         history = [] if user is None else [str(i) for i in dataset.history(user)]
         inputs = torch.tensor([ids.index(i) + 1 for i in history] or [0])
-        hidden = model.encode(inputs, torch.tensor([0, len(inputs)]))[-1]
+        found = model.scores(Batch(inputs, torch.tensor([0, len(inputs)])))[0]
         theirs = twin(s, [numbers[i] for i in history])
-        assert torch.allclose(table @ hidden + bias, theirs[[numbers[i] - 1 for i in ids]], atol=1e-4, rtol=0)
+        assert torch.allclose(found, theirs[[numbers[i] - 1 for i in ids]], atol=1e-4, rtol=0)
 
 
 def test_scores_agree_with_items_in_another_order(bring: Import, shop: Path) -> None:
@@ -321,5 +321,5 @@ def test_padding_is_the_start(shop: Path, bring: Import) -> None:
     """Their row 0 is the vector from which ours predicts a first item; its bias belongs to no item and is gone."""
     assert bring(state()).code == 0
     model = Folder.open(shop.parent / "run").model()
-    assert torch.equal(model.embedding[0], state()["embedding.token.weight"][0])
-    assert np.allclose(sorted(model.bias.tolist()), sorted(state()["model.bias"][1:].tolist()))
+    assert torch.equal(model.get_parameter("embedding")[0], state()["embedding.token.weight"][0])
+    assert np.allclose(sorted(model.get_parameter("bias").tolist()), sorted(state()["model.bias"][1:].tolist()))

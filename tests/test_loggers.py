@@ -48,7 +48,7 @@ def trainer(cycle: Path, folder: Path, warned: list[str] | None = None) -> Train
     """A trainer with its loggers, resumed if there is something to resume, as the command makes it."""
     dataset = lrurec.Dataset.open(cycle)
     run = Run.open(folder) if folder.exists() else Run.create(folder, dataset, config_for("fast", None, SMALL))
-    t = Trainer(lrurec.leave_last_out(dataset), dataset.n_items, run.config, folder)
+    t = Trainer(dataset, lrurec.leave_last_out(dataset), run.config, folder)
     if (folder / LAST).exists():
         t.resume()
     t.loggers = loggers_for(folder, run.manifest, t.step, (warned if warned is not None else []).append)
@@ -74,7 +74,8 @@ def train_until(t: Trainer, step: int) -> None:
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    # By step: two files of one second are read in the order of their names, "10" before "9".
+    return {tag: sorted((e.step, e.value) for e in found.Scalars(tag)) for tag in found.Tags()["scalars"]}
 
 
 def validations(folder: Path) -> list[dict[str, float]]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrurec.errors import SettingsError
-from lrurec.models.base import RecurrentModel
+from lrurec.models.base import Batch, RecurrentModel, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.nn.dropout import Keys, dropout, mask_reference
 from lrurec.nn.loss import cross_entropy
@@ -27,7 +27,7 @@ SWITCHES: list[dict[str, Any]] = [
 
 
 def model(**switches: Any) -> LRURec:
-    made = LRURec(30, LRURecConfig(**switches), torch.Generator().manual_seed(1))
+    made = LRURec(Sizes(30), LRURecConfig(**switches), torch.Generator().manual_seed(1))
     with torch.no_grad():  # larger weights than at the beginning, so that errors would show
         for parameter in made.parameters():
             if parameter.ndim > 1 and parameter.shape[0] != 3:
@@ -42,7 +42,7 @@ def test_stepping_equals_encoding(switches: dict[str, Any]) -> None:
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     inputs = torch.randint(1, 31, (76,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        hidden = m.encode(inputs, offsets)
+        hidden = m.encode(Batch(inputs, offsets))
         for s in range(3):
             state = m.initial_state()
             for k in range(int(offsets[s]), int(offsets[s + 1])):
@@ -63,7 +63,7 @@ def test_a_batch_of_users_steps_at_once() -> None:
 def test_every_scan_gives_the_same_model(name: str) -> None:
     inputs, offsets = torch.randint(0, 31, (20,)), torch.tensor([0, 7, 7, 20])
     with torch.no_grad():
-        a, b = model().encode(inputs, offsets), model(scan=name).encode(inputs, offsets)
+        a, b = model().encode(Batch(inputs, offsets)), model(scan=name).encode(Batch(inputs, offsets))
     assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_causal_and_apart(lengths: list[int], seed: int) -> None:
     changed[at] = changed[at] % 30 + 1
     end = int(offsets[torch.searchsorted(offsets, at, right=True)])
     with torch.no_grad():
-        a, b = m.encode(inputs, offsets), m.encode(changed, offsets)
+        a, b = m.encode(Batch(inputs, offsets)), m.encode(Batch(changed, offsets))
     untouched = torch.ones(len(inputs), dtype=torch.bool)
     untouched[at:end] = False
     assert torch.equal(a[untouched], b[untouched])
@@ -91,13 +91,13 @@ def test_gradients_reach_every_parameter() -> None:
     m = model()
     inputs, offsets = torch.arange(1, 31), torch.tensor([0, 10, 30])
     table, bias = m.item_table()
-    cross_entropy(m.encode(inputs, offsets, Keys(0)), table, bias, inputs - 1).backward()
+    cross_entropy(m.encode(Batch(inputs, offsets), Keys(0)), table, bias, inputs - 1).backward()
     for name, parameter in m.named_parameters():
         assert parameter.grad is not None and bool(parameter.grad.abs().sum() > 0), name
 
 
 def test_the_state_is_two_kilobytes() -> None:
-    m = LRURec(5, LRURecConfig(), torch.Generator())
+    m = LRURec(Sizes(5), LRURecConfig(), torch.Generator())
     assert isinstance(m, RecurrentModel)
     assert m.initial_state().numel() * 4 == 2048
 
@@ -117,12 +117,12 @@ def test_same_seed_same_model() -> None:
 
 
 def test_initial_values() -> None:
-    m = LRURec(2000, LRURecConfig(), torch.Generator().manual_seed(0))
+    m = LRURec(Sizes(2000), LRURecConfig(), torch.Generator().manual_seed(0))
     assert float(m.embedding.detach().abs().max()) <= 0.04
     assert float(m.embedding.detach().std()) == pytest.approx(0.0176, abs=1e-3)  # 0.02 cut at two deviations
-    radius = m.blocks[0].lru.eigenvalues().detach().square().sum(0).sqrt()  # type: ignore[operator, union-attr]
+    radius = m.blocks[0].mixer.eigenvalues().detach().square().sum(0).sqrt()  # type: ignore[operator, union-attr]
     assert float(radius.min()) >= 0.8 and float(radius.max()) <= 0.99
-    gamma = m.blocks[0].lru.log.detach()[2].exp()  # type: ignore[operator, union-attr]
+    gamma = m.blocks[0].mixer.log.detach()[2].exp()  # type: ignore[operator, union-attr]
     assert torch.allclose(gamma.square() + radius.square(), torch.ones(128), atol=1e-5)
 
 

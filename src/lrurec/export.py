@@ -16,6 +16,7 @@ from lrurec.arrays import save_array
 from lrurec.data.dataset import Dataset
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
+from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
 from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
@@ -43,7 +44,7 @@ def export(
         index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
     if index == Approximate.kind and dataset.n_items < FEWEST:
         raise SettingsError(f"{dataset.n_items:,} items are too few for an approximate index; leave out --index")
-    model = run.model(checkpoint).cpu()
+    model = servable(run.model(checkpoint).cpu(), run.config.name)
     table, bias = (t.detach().numpy() for t in model.item_table())
     shape = shape_of(model)
     manifest: dict[str, Any] = {
@@ -77,6 +78,22 @@ def export(
     return manifest
 
 
+def servable(model: Model, name: str) -> LRURec:
+    """The model, if the serving engine can step it; else an error that says why not."""
+    title = type(model).card.title
+    if isinstance(model, LRURec):
+        return model
+    if isinstance(model, RecurrentModel):
+        raise SettingsError(
+            f"{title} steps in Python (initial_state, step), but the serving engine knows the recurrence of lrurec"
+            f" alone; serve it with lrurec.Recommender, or train with --model lrurec"
+        )
+    raise SettingsError(
+        f"{title} cannot be exported: it keeps no state that one event updates ({type(model).card.update});"
+        " use lrurec recommend or lrurec.Recommender, or train with --model lrurec"
+    )
+
+
 def sample_of(engine: Engine, dataset: Dataset) -> Floats:
     """What comes out behind the histories of some users: the questions that an index will be asked."""
     users = np.random.default_rng(0).choice(dataset.n_users, min(_SAMPLE, dataset.n_users), replace=False)
@@ -98,7 +115,7 @@ def weights_of(model: LRURec) -> dict[str, Floats]:
     if shape.layer_norm:
         rows["gain"], rows["shift"] = [model.norm.weight], [model.norm.bias]
     for block in model.blocks:
-        lru: Any = block.lru
+        lru: Any = block.mixer
         b, b_bias = lru.scaled()
         found = {"lam": lru.eigenvalues(), "b": b.T, "b_bias": b_bias, "c": lru.c_weight.T, "c_bias": lru.c_bias}
         pffn: Any = block.pffn

@@ -19,7 +19,7 @@ from lrurec.data.events import load_events
 from lrurec.data.split import leave_last_out
 from lrurec.errors import FolderError, InputError, SettingsError
 from lrurec.ids import Id
-from lrurec.models.lrurec import LRURec
+from lrurec.models.base import Batch, Model, TrainedModel
 from lrurec.training.config import config_for
 from lrurec.training.run import Run
 from lrurec.training.trainer import Progress, Trainer
@@ -35,10 +35,13 @@ class Recommender:
         rec.recommend(["ann", "bob"], k=5)
         rec.recommend(histories=[["tea", "jam"]], k=5)
 
-    `settings` are those of `lrurec train --set`: training settings by their name, model settings as `model_dropout`.
+    `model` is a name of `lrurec models`; `settings` are those of `lrurec train --set`: training settings by their
+    name, model settings as `model_dropout`.
     """
 
-    def __init__(self, recipe: str = "fast", on_unknown: str = "error", **settings: Any) -> None:
+    def __init__(
+        self, recipe: str = "fast", on_unknown: str = "error", *, model: str = "lrurec", **settings: Any
+    ) -> None:
         if on_unknown not in ON_UNKNOWN:
             raise unknown("on_unknown", on_unknown, ON_UNKNOWN)
         self.on_unknown = on_unknown
@@ -46,10 +49,10 @@ class Recommender:
             f"{'model.' + k.removeprefix('model_') if k.startswith('model_') else 'training.' + k}={_text(v)}"
             for k, v in settings.items()
         ]
-        self.config = config_for(recipe, None, assignments)
+        self.config = config_for(recipe, None, assignments, model)
         self._folder: Path | None = None
         self._dataset: Dataset | None = None
-        self._model: LRURec | None = None
+        self._model: Model | None = None
 
     def fit(
         self, events: Any, *, watch: Callable[[Progress], None] = lambda progress: None, **reading: Any
@@ -65,7 +68,7 @@ class Recommender:
             load_events(events, out=folder / "dataset", **reading)
         dataset = Dataset.open(folder / "dataset")
         Run.create(folder / "run", dataset, self.config)
-        Trainer(leave_last_out(dataset), dataset.n_items, self.config, folder / "run").train(watch)
+        Trainer(dataset, leave_last_out(dataset), self.config, folder / "run").train(watch)
         return self._ready(folder)
 
     def _ready(self, folder: Path) -> "Recommender":
@@ -103,7 +106,7 @@ class Recommender:
         return self._dataset
 
     @property
-    def model(self) -> LRURec:
+    def model(self) -> Model:
         if self._model is None:
             raise SettingsError("the recommender has not been trained; call fit first")
         return self._model
@@ -125,20 +128,23 @@ class Recommender:
             if isinstance(given, str):
                 raise SettingsError(f"a list is wanted, not the text '{given}'; write ['{given}']")
         if users is not None:
-            labels, items = self._histories_of(users)
+            labels, items, who = self._histories_of(users)
         else:
             assert histories is not None
             labels = pl.Series("history", range(len(histories)))
             items = [self._known_items(h) for h in histories]
+            who = np.full(len(items), -1)
         barred = self._barred(allow, deny)
         frames = [
-            self._best(items[a : a + _ROWS], labels[a : a + _ROWS], k, filter_seen, barred)
+            self._best(items[a : a + _ROWS], who[a : a + _ROWS], labels[a : a + _ROWS], k, filter_seen, barred)
             for a in range(0, len(items), _ROWS)
         ]
         return pl.concat(frames) if frames else self._frame([], labels)
 
     def similar_items(self, items: Iterable[Id], k: int = 10) -> pl.DataFrame:
         """The k items whose vectors point most nearly the same way: item, similar, name, score, rank."""
+        if not isinstance(self.model, TrainedModel):
+            raise SettingsError(f"{self.config.name} has no item vectors, so it knows no similar items")
         with torch.no_grad():
             table = torch.nn.functional.normalize(self.model.item_table()[0], dim=1)
         rows = []
@@ -153,8 +159,10 @@ class Recommender:
                 rows.append((item, self.dataset.item_ids[other], self.dataset.name(other), score, rank))
         return pl.DataFrame(rows, schema=["item", "similar", "name", "score", "rank"], orient="row")
 
-    def _histories_of(self, users: Iterable[Id]) -> tuple[pl.Series, list[NDArray[np.int32]]]:
+    def _histories_of(self, users: Iterable[Id]) -> tuple[pl.Series, list[NDArray[np.int32]], NDArray[np.int64]]:
+        """What the users are called, their histories, and their numbers (-1: unknown)."""
         labels: list[Id] = []
+        who: list[int] = []
         found: list[NDArray[np.int32]] = []
         for user in users:
             index = self.dataset.user_ids.index(user)
@@ -167,7 +175,8 @@ class Recommender:
             else:
                 found.append(self.dataset.items[self.dataset.offsets[index] : self.dataset.offsets[index + 1]])
             labels.append(user)
-        return pl.Series("user", labels, strict=False), found
+            who.append(-1 if index is None else index)
+        return pl.Series("user", labels, strict=False), found, np.array(who, np.int64)
 
     def _item(self, item: Id) -> int | None:
         index = self.dataset.item_ids.index(item)
@@ -191,6 +200,7 @@ class Recommender:
     def _best(
         self,
         items: list[NDArray[np.int32]],
+        who: NDArray[np.int64],
         labels: pl.Series,
         k: int,
         filter_seen: bool,
@@ -199,13 +209,9 @@ class Recommender:
         ends = np.cumsum([len(i) for i in items])
         starts = np.concatenate([[0], ends[:-1]])
         t = self.config.training
-        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.max_length)
-        offsets = torch.from_numpy(packed.offsets)
-        hidden = self.model.encode(torch.from_numpy(packed.inputs).to(t.device), offsets)[
-            (offsets[1:] - 1).to(t.device)
-        ]
-        table, bias = self.model.item_table()
-        scores = torch.addmm(bias, hidden, table.T).cpu()
+        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.max_length, who)
+        inputs, users = (torch.from_numpy(a).to(t.device) for a in (packed.inputs, packed.users))
+        scores = self.model.scores(Batch(inputs, torch.from_numpy(packed.offsets), users)).cpu()
         scores[:, torch.from_numpy(barred)] = -torch.inf
         if filter_seen:
             for row, seen in enumerate(items):

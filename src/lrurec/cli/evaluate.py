@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lrurec.data.dataset import Dataset
     from lrurec.data.split import Split
     from lrurec.evaluation.candidates import Candidates
-    from lrurec.models.lrurec import LRURec
+    from lrurec.models.base import Model
     from lrurec.training.run import Run
 
 EXAMPLES = """\
@@ -53,8 +53,6 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     need("train")
     from lrurec.evaluation.candidates import Candidates
-    from lrurec.evaluation.metrics import summary
-    from lrurec.evaluation.sanity import sanity_ranks
     from lrurec.training.run import Run
 
     if options.seed is not None and (options.candidates is None or options.seed < 0):
@@ -64,11 +62,9 @@ def run(options: argparse.Namespace) -> int:
     dataset, model = opened.dataset(options.dataset), opened.model(options.checkpoint)
     drawn = Candidates(options.candidates, options.seed or 0) if options.candidates else None
     split, report = examine(opened, dataset, model, options.split, ks, drawn)
-    report |= {"checkpoint": options.checkpoint, "mean_abs_lambda": model.mean_abs_lambda()}
+    report |= {"model": opened.config.name, "checkpoint": options.checkpoint, **model.facts()}
     if options.baselines:
-        targets = split.test if options.split == "test" else split.valid
-        ranks = sanity_ranks(split, targets, dataset.n_items, opened.config.training.max_length, drawn)
-        report["baselines"] = {name: summary(r, ks) for name, r in ranks.items()}
+        report["baselines"] = baselines(opened, dataset, split, options.split, ks, drawn)
     print(json.dumps(report, indent=1) if options.json else _told(report, ks))
     return 0
 
@@ -76,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def examine(
     opened: "Run",
     dataset: "Dataset",
-    model: "LRURec",
+    model: "Model",
     part: str,
     ks: list[int],
     candidates: "Candidates | None" = None,
@@ -106,6 +102,26 @@ def examine(
     return split, report
 
 
+def baselines(
+    opened: "Run", dataset: "Dataset", split: "Split", part: str, ks: list[int], candidates: "Candidates | None"
+) -> dict[str, dict[str, float]]:
+    """What counting alone comes to on the same targets."""
+    from lrurec.evaluation.metrics import summary
+    from lrurec.evaluation.ranking import rank
+    from lrurec.models.base import CountingModel
+    from lrurec.training.config import config_for
+    from lrurec.training.trainer import build, whole_sequences
+
+    targets = split.test if part == "test" else split.valid
+    longest, found = opened.config.training.max_length, {}
+    for name in ("popularity", "markov"):
+        model = build(dataset.n_items, dataset.n_users, config_for("paper", None, [], name))
+        assert isinstance(model, CountingModel)
+        model.count(whole_sequences(split, "cpu"))
+        found[name] = summary(rank(model, targets, longest, candidates=candidates).ranks, ks)
+    return found
+
+
 def _told(report: dict[str, Any], ks: list[int]) -> str:
     rows = [["metric", "value", "95% interval"]]
     for name, m in report["metrics"].items():
@@ -133,6 +149,7 @@ def _told(report: dict[str, Any], ks: list[int]) -> str:
             f"recommended (top {r['top']}): {r['coverage']:.1%} of the catalogue occurs;"
             f" mean popularity percentile {r['mean_popularity_percentile']:.2f}"
         )
-    means = ", ".join(f"{v:.4f}" for v in report["mean_abs_lambda"])
-    parts.append(f"mean |lambda| per block: {means}")
+    if "mean_abs_lambda" in report:
+        means = ", ".join(f"{v:.4f}" for v in report["mean_abs_lambda"])
+        parts.append(f"mean |lambda| per block: {means}")
     return "\n\n".join(parts)

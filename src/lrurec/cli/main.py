@@ -20,6 +20,7 @@ examples:
   lrurec data describe data/mine                what is in it
   lrurec data list                              datasets that are known by name
   lrurec train data/mine --out runs/mine        a dataset to a trained model
+  lrurec models                                 which models there are
   lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
         evaluate,
         export,
         import_checkpoint,
+        models,
         prepare,
         recommend,
         report,
@@ -64,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (data_list, data_fetch, data_synth, data_describe):
         command.add(inner)
     train.add(commands)
+    models.add(commands)
     evaluate.add(commands)
     recommend.add(commands)
     report.add(commands)

@@ -25,6 +25,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
+    from lrurec.models.lrurec import LRURec
+    from lrurec.models.registry import model_class
     from lrurec.training.report import page
     from lrurec.training.run import Run
     from lrurec.training.trainer import METRICS
@@ -33,12 +35,13 @@ def run(options: argparse.Namespace) -> int:
     dataset, model = opened.dataset(options.dataset), opened.model("best")
     _, report = examine(opened, dataset, model, "test", [10, 20])
     lines = (opened.folder / METRICS).read_text().splitlines() if (opened.folder / METRICS).exists() else []
+    name = model_class(opened.config.name).card.title
     text = page(
-        f"{opened.folder.resolve().name}: LRURec on {dataset.path.resolve().name if dataset.path else 'a dataset'}",
+        f"{opened.folder.resolve().name}: {name} on {dataset.path.resolve().name if dataset.path else 'a dataset'}",
         (opened.folder / "config.toml").read_text(),
         [json.loads(line) for line in lines],
         report,
-        model.eigenvalues(),
+        model.eigenvalues() if isinstance(model, LRURec) else [],
     )
     out = Path(options.out) if options.out else opened.folder / "report.html"
     aside = out.with_name(f".{out.name}.part")

@@ -31,6 +31,7 @@ examples:
   lrurec train data/ml-1m --out runs/ml-1m --set training.max_length=200
   lrurec train data/beauty --out runs/beauty --set model.dropout=0.6 --set training.steps=12000 \\
     --set training.learning_rate=0.003 --set training.loss=sampled --set training.negatives=4096 --set training.shared_negatives=true
+  lrurec train data/mine --out runs/sasrec --model sasrec       another model, in the same way
   lrurec train data/xlong --out runs/xlong --set training.loss=sampled --set training.negatives=100
   lrurec train data/mine --out runs/mine --resume        go on after Ctrl-C, a crash or a power cut
 
@@ -49,6 +50,7 @@ def add(commands: Commands) -> None:
     )
     p.add_argument("dataset", metavar="DATASET", help="a folder made by lrurec prepare")
     p.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
+    p.add_argument("--model", metavar="NAME", help="one of lrurec models (default: lrurec)")
     p.add_argument("--recipe", metavar="NAME", help="paper or fast (default: fast)")
     p.add_argument("--config", metavar="FILE", help="settings as TOML, over the recipe's")
     p.add_argument(
@@ -69,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
     folder = Path(options.out)
     if options.resume:
-        if options.recipe or options.config or options.settings:
-            raise SettingsError("a resumed run keeps its settings; leave out --recipe, --config and --set")
+        if options.model or options.recipe or options.config or options.settings:
+            raise SettingsError("a resumed run keeps its settings; leave out --model, --recipe, --config and --set")
         made = Run.open(folder)
         if "imported" in made.manifest:
             raise SettingsError(
@@ -79,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
             )
         dataset = made.dataset(options.dataset)
     else:
-        config = config_for(options.recipe or "fast", options.config, options.settings)
+        config = config_for(options.recipe or "fast", options.config, options.settings, options.model)
         dataset = lrurec.Dataset.open(options.dataset)
         made = Run.create(folder, dataset, config)
-    trainer = Trainer(lrurec.leave_last_out(dataset), dataset.n_items, made.config, folder)
+    trainer = Trainer(dataset, lrurec.leave_last_out(dataset), made.config, folder)
     if options.resume and (folder / LAST).exists():
         trainer.resume()
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)

@@ -9,6 +9,7 @@ happened before, so a run continues exactly where it stopped.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,16 @@ START = 0  # the input before the first item; item i is input i + 1
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """inputs [N] (item + 1, or START), targets [N], offsets [S + 1]."""
+    """inputs [N] (item + 1, or START), offsets [S + 1], users [S] (user + 1, or 0 for nobody known).
+
+    For training also targets [N], and the windows [W + 1] that the sequences were cut from.
+    """
 
     inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    users: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    windows: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Windows:
     """Target positions starts[w] to stops[w]; `opens` where the first of them has nothing before it."""
 
     items: NDArray[np.int32]
+    users: NDArray[np.int32]
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     opens: NDArray[np.bool_]
@@ -62,7 +69,7 @@ class Windows:
         starts = np.maximum(stops - max_length, train.starts[whose])
         if len(starts) == 0:
             raise NothingLeftError("there is nothing to train on: every history is empty")
-        return cls(train.items, starts, stops, starts == train.starts[whose])
+        return cls(train.items, train.users[whose], starts, stops, starts == train.starts[whose])
 
     def pack(self, chosen: NDArray[np.int64]) -> PackedArrays:
         """The chosen windows in one run."""
@@ -76,8 +83,10 @@ class Windows:
         inputs[first[opens]] = START
         # The start token stands alone: a boundary behind it, where anything follows.
         behind = first[opens & (lengths > 1)] + 1
-        offsets = np.union1d(np.concatenate([[0], ends]), behind)
-        return PackedArrays(inputs, targets, offsets.astype(np.int64))
+        windows = np.concatenate([[0], ends]).astype(np.int64)
+        offsets = np.union1d(windows, behind).astype(np.int64)
+        whose = np.searchsorted(windows, offsets[:-1], side="right") - 1
+        return PackedArrays(inputs, offsets, self.users[chosen][whose].astype(np.int64) + 1, targets, windows)
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,16 @@ class Sampler:
 
 
 def pack_histories(
-    items: NDArray[np.int32], starts: NDArray[np.int64], stops: NDArray[np.int64], max_length: int
+    items: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    max_length: int,
+    users: NDArray[np.integer[Any]] | None = None,
 ) -> PackedArrays:
-    """The last `max_length` items of histories as inputs, one sequence each; an empty one is the start token."""
+    """The last `max_length` items of histories as inputs, one sequence each; an empty one is the start token.
+
+    `users` are theirs, -1 where nobody knows whose a history is.
+    """
     starts = np.maximum(starts, stops - max_length)
     lengths = stops - starts
     rows = np.maximum(lengths, 1)
@@ -114,4 +130,5 @@ def pack_histories(
     inputs = items[np.minimum(positions, max(len(items) - 1, 0))].astype(np.int64) + 1
     inputs[first[lengths == 0]] = START
     offsets = np.concatenate([[0], ends]).astype(np.int64)
-    return PackedArrays(inputs, np.zeros(0, np.int64), offsets)
+    who = np.zeros(len(starts), np.int64) if users is None else users.astype(np.int64) + 1
+    return PackedArrays(inputs, offsets, who, np.zeros(0, np.int64), np.zeros(1, np.int64))

@@ -17,7 +17,7 @@ from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
 from lrurec.kernels.softmax import at_least
-from lrurec.models.base import Model
+from lrurec.models.base import Batch, Model, TrainedModel
 from lrurec.nn.threads import at_once, shares
 
 _SCORES = 1 << 25  # bytes of scores per block
@@ -46,17 +46,16 @@ def rank(
     progress: Callable[[int], None] = lambda count: None,
 ) -> Ranking:
     """Rank every target against all items; with candidates, among those alone (then there is no `top` of all items)."""
-    table, bias = model.item_table()
-    if candidates is not None and not candidates.covers(len(table)):
+    items = model.sizes.items
+    if candidates is not None and not candidates.covers(items):
         ranks = _rank_among(model, targets, max_length, candidates, filter_seen, device, progress)
         return Ranking(ranks, np.empty((len(targets), 0), np.int64))
-    top = min(top, len(table))
-    rows = max(8, min(1024, _SCORES // (4 * len(table))))
+    top = min(top, items)
+    rows = max(8, min(1024, _SCORES // (4 * items)))
     ranks = np.empty(len(targets), np.int64)
     best = np.empty((len(targets), top), np.int64)
     for first, last in _blocks(targets, max_length, rows):
-        hidden = encode_histories(model, targets, first, last, max_length, device)
-        scores = torch.addmm(bias, hidden, table.T)
+        scores = model.scores(histories(targets, first, last, max_length, device))
         answers = torch.from_numpy(targets.answers()[first:last].astype(np.int64)).to(device)
         if filter_seen:
             who, what = _seen(targets, first, last, max_length)
@@ -88,20 +87,20 @@ def _rank_among(
     progress: Callable[[int], None],
 ) -> NDArray[np.int64]:
     """How many candidates score at least as high as each target; only their rows of the table are read."""
-    table, bias = model.item_table()
-    seen = np.zeros(len(table), np.bool_)
+    items = model.sizes.items
+    seen = np.zeros(items, np.bool_)
     ranks = np.zeros(len(targets), np.int64)
     for first, last in _blocks(targets, max_length, 1024):
-        hidden = encode_histories(model, targets, first, last, max_length, device)
+        score = _scorer(model, histories(targets, first, last, max_length, device))
         for k in range(first, last):
             history, answer = targets.history(k)[-max_length:], targets.answer(k)
-            rivals = candidates.beside(k, answer, len(table))
+            rivals = candidates.beside(k, answer, items)
             seen[history] = filter_seen
             for start in range(0, len(rivals), _RIVALS):
                 # The answer goes through the same product as its rivals: equal rows give equal scores.
                 among = np.append(rivals[start : start + _RIVALS], answer)
                 chosen, masked = torch.from_numpy(among).to(device), torch.from_numpy(seen[among]).to(device)
-                scores = table.index_select(0, chosen) @ hidden[k - first] + bias[chosen]
+                scores = score(k - first, chosen)
                 scores[masked] = float("-inf")
                 ranks[k] += int((scores[:-1] >= scores[-1]).sum())
             seen[history] = False
@@ -109,12 +108,24 @@ def _rank_among(
     return ranks
 
 
-def encode_histories(model: Model, targets: Targets, first: int, last: int, max_length: int, device: str) -> Tensor:
-    """The hidden vectors at the ends of the histories of some targets."""
-    packed = pack_histories(targets.items, targets.starts[first:last], targets.positions[first:last], max_length)
-    offsets = torch.from_numpy(packed.offsets)
-    hidden = model.encode(torch.from_numpy(packed.inputs).to(device), offsets)
-    return hidden[(offsets[1:] - 1).to(device)]
+def _scorer(model: Model, batch: Batch) -> Callable[[int, Tensor], Tensor]:
+    """(sequence, items) to scores; where a model has a table, only the rows of those items are read."""
+    if not isinstance(model, TrainedModel):
+        scores = model.scores(batch)
+        return lambda row, chosen: scores[row, chosen]
+    table, bias = model.item_table()
+    hidden = model.last(batch)
+    return lambda row, chosen: table.index_select(0, chosen) @ hidden[row] + bias[chosen]
+
+
+def histories(targets: Targets, first: int, last: int, max_length: int, device: str) -> Batch:
+    """The histories of some targets."""
+    span = slice(first, last)
+    packed = pack_histories(
+        targets.items, targets.starts[span], targets.positions[span], max_length, targets.users[span]
+    )
+    inputs, users = (torch.from_numpy(a).to(device) for a in (packed.inputs, packed.users))
+    return Batch(inputs, torch.from_numpy(packed.offsets), users)
 
 
 def _blocks(targets: Targets, max_length: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -1,51 +1,168 @@
-"""The contract every model keeps. Loss, ranking and serving work from these methods alone.
+"""The contract every model keeps. Training, ranking and serving work from these methods alone.
 
-A batch is packed: the items of all sequences in one run, and offsets. Item numbers are those of the dataset; the
-model itself adds what else it needs (a start token, a mask).
+    Model                scores of all items for some histories
+      CountingModel      learns by counting, once: popularity, a Markov chain
+      TrainedModel       hidden vectors and a table of items; learns by gradients
+        RecurrentModel   a state of fixed size per user, one step per event
+
+A batch is packed: the items of all sequences in one run, and offsets. Item numbers are those of the dataset plus one;
+0 is the start of a history. A model adds for itself what else it needs (positions, a mask).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lrurec.nn.dropout import Keys
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What a model is built for."""
+
+    items: int
+    users: int = 0
+    max_length: int = 50  # no sequence is longer
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Packed sequences. `inputs` are shifted: position k holds what was seen before target k.
+    """Packed sequences.
 
     inputs    [N]      item + 1, or 0 for the start of a history
-    targets   [N]      item, the answer at each position
-    offsets   [S + 1]  sequence s is rows offsets[s] to offsets[s + 1]
+    offsets   [S + 1]  sequence s is rows offsets[s] to offsets[s + 1]; always on the CPU
+    users     [S]      user + 1, or 0 for somebody who did not train; None: nobody did
     """
 
     inputs: Tensor
-    targets: Tensor
     offsets: Tensor
+    users: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def lengths(self) -> Tensor:
+        """[S], on the CPU."""
+        return self.offsets.diff()
 
-@runtime_checkable
-class Model(Protocol):
-    """What loss, ranking and evaluation need."""
+    @property
+    def lasts(self) -> Tensor:
+        """[S]: the row of the newest item of each sequence."""
+        return (self.offsets[1:] - 1).to(self.inputs.device)
 
-    def encode(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
-        """Hidden vectors of all positions: [N, d]. With keys, dropout is on."""
+    def user_rows(self) -> Tensor:
+        """[N]: the user of every row."""
+        if self.users is None:
+            return torch.zeros_like(self.inputs)
+        return self.users.repeat_interleave(self.lengths.to(self.users.device))
 
+    def positions(self) -> Tensor:
+        """[N]: 0 for the first row of a sequence, 1 for the next."""
+        first = self.offsets[:-1].repeat_interleave(self.lengths)
+        return (torch.arange(len(self.inputs)) - first).to(self.inputs.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch(Batch):
+    """Windows of histories, each position with its answer.
+
+    A window that begins a history has its start token in a sequence of its own, which carries nothing into the rest:
+    window w is rows windows[w] to windows[w + 1], and one or two sequences. Its items are `targets` of those rows.
+    """
+
+    targets: Tensor  # [N] item, the answer at each position
+    windows: Tensor  # [W + 1], on the CPU
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `lrurec models` says of a model. n: items of a history, d: width, V: items of the catalogue."""
+
+    title: str
+    year: int
+    paper: str
+    training: str  # the cost of one history in training, beside the loss
+    update: str  # the cost of one more event
+
+
+class Model(nn.Module, ABC):
+    """Scores of all items for some histories."""
+
+    Config: ClassVar[type]  # a frozen dataclass
+    card: ClassVar[Card]
+
+    def __init__(self, sizes: Sizes, config: Any, generator: torch.Generator) -> None:
+        """Every model is built from these three; the generator is all the randomness there is."""
+        super().__init__()
+        self.sizes, self.config = sizes, config
+
+    @abstractmethod
+    def scores(self, batch: Batch) -> Tensor:
+        """[S, V]: what comes after each sequence."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take the weights of a checkpoint; RuntimeError where they do not fit."""
+        self.load_state_dict(tensors)
+
+    def facts(self) -> dict[str, Any]:
+        """What is worth recording of the trained weights."""
+        return {}
+
+
+class CountingModel(Model):
+    """Learns by counting. What it knows are parameters without gradients, whose shape the data decides."""
+
+    @abstractmethod
+    def count(self, sequences: Batch) -> None:
+        """Learn from whole training sequences; there are no start tokens in them."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        names = {name for name, _ in self.named_parameters()}
+        if names != set(tensors):
+            raise RuntimeError(f"expected {sorted(names)}, found {sorted(tensors)}")
+        for name, tensor in tensors.items():
+            self.keep(name, tensor)
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Put what was counted under a name, on the device that the model is on."""
+        setattr(self, name, nn.Parameter(tensor.to(getattr(self, name).device), requires_grad=False))
+
+
+class TrainedModel(Model):
+    """Learns by gradients. The score of item v at a position is E[v] . hidden + bias[v]."""
+
+    @abstractmethod
+    def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
+        """Hidden vectors of all positions: [N, d]; none sees what comes after it. With keys, dropout is on."""
+
+    @abstractmethod
     def item_table(self) -> tuple[Tensor, Tensor]:
-        """(E [V, d], bias [V]): the score of item v at a position is E[v] . hidden + bias[v]."""
+        """(E [V, d], bias [V])."""
+
+    def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """What the loss is taken from: hidden vectors [M, d] and their answers [M]. Here, every next item."""
+        return self.encode(batch, keys), batch.targets
+
+    def last(self, batch: Batch) -> Tensor:
+        """[S, d]: the vectors behind the newest items, from which the next ones are predicted."""
+        return self.encode(batch)[batch.lasts]
+
+    def scores(self, batch: Batch) -> Tensor:
+        table, bias = self.item_table()
+        return torch.addmm(bias, self.last(batch), table.T)
 
 
-@runtime_checkable
-class RecurrentModel(Model, Protocol):
-    """A model that updates a state of fixed size per event."""
+class RecurrentModel(TrainedModel):
+    """Updates a state of fixed size per event: stepping through a history gives what encoding it gives."""
 
+    @abstractmethod
     def initial_state(self, batch: int = 1) -> Tensor:
-        """The states of users before anything happened."""
+        """The states of users before anything happened: [B, ...]."""
 
+    @abstractmethod
     def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One event per user: (state, input [B]) to (state, hidden [B, d])."""

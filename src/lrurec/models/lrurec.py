@@ -10,12 +10,14 @@ Input 0 is the start of a history: a learned vector, from which the first item i
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrurec.errors import SettingsError
+from lrurec.models.base import Batch, Card, RecurrentModel, Sizes
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.feedforward import PFFN
 from lrurec.nn.fused import Weights, fused_block
@@ -50,7 +52,7 @@ class Block(nn.Module):
     def __init__(self, config: LRURecConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.config = config
-        self.lru = LRU(config.width, config.channels, generator, config.scan)
+        self.mixer = LRU(config.width, config.channels, generator, config.scan)
         self.norm1 = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
         self.pffn = PFFN(config.width, config.dropout, generator, config.outer_gelu) if config.pffn else None
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
@@ -59,7 +61,7 @@ class Block(nn.Module):
         if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
             fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys)
             return fused
-        return self._after(x, self.lru(x, offsets), keys)
+        return self._after(x, self.mixer(x, offsets), keys)
 
     @property
     def _is_plain(self) -> bool:
@@ -68,7 +70,7 @@ class Block(nn.Module):
         return c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
 
     def _weights(self) -> Weights:
-        lru, pffn, first, second = self.lru, self.pffn, self.norm1, self.norm2
+        lru, pffn, first, second = self.mixer, self.pffn, self.norm1, self.norm2
         assert pffn and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
         return Weights(
             lru.eigenvalues(), *lru.scaled(), lru.c_weight, lru.c_bias, first.weight, first.bias,
@@ -76,7 +78,7 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        state, y = self.lru.step(state, x)
+        state, y = self.mixer.step(state, x)
         return state, self._after(x, y, None)
 
     def _after(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
@@ -90,25 +92,28 @@ class Block(nn.Module):
         return result
 
 
-class LRURec(nn.Module):
-    """The whole model over a catalogue of `items`."""
+class LRURec(RecurrentModel):
+    """The whole model over a catalogue of items."""
 
-    def __init__(self, items: int, config: LRURecConfig, generator: torch.Generator) -> None:
-        super().__init__()
-        self.items, self.config = items, config
-        self.embedding = nn.Parameter(truncated_normal_(torch.empty(items + 1, config.width), generator))
+    Config = LRURecConfig
+    config: LRURecConfig
+    card = Card("LRURec", 2024, "Yue, Wang et al., WSDM", "O(n d^2)", "O(d^2): one step of a recurrence")
+
+    def __init__(self, sizes: Sizes, config: LRURecConfig, generator: torch.Generator) -> None:
+        super().__init__(sizes, config, generator)
+        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, config.width), generator))
         self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.blocks))
-        self.bias = nn.Parameter(truncated_normal_(torch.empty(items), generator))
+        self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
 
-    def encode(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
+    def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
+        return self(batch.inputs, batch.offsets, keys)  # type: ignore[no-any-return]
+
+    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
         x = self._embed(inputs, keys)
         for block in self.blocks:
             x = block(x, offsets, keys)
         return x
-
-    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
-        return self.encode(inputs, offsets, keys)
 
     def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
         x = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
@@ -134,9 +139,12 @@ class LRURec(nn.Module):
     @torch.no_grad()
     def eigenvalues(self) -> list[list[tuple[float, float]]]:
         """Every lambda of every block as (real part, imaginary part)."""
-        found = [block.lru.eigenvalues().T.tolist() for block in self.blocks]  # type: ignore[operator, union-attr]
+        found = [block.mixer.eigenvalues().T.tolist() for block in self.blocks]  # type: ignore[operator, union-attr]
         return [[(real, imaginary) for real, imaginary in block] for block in found]
 
     def mean_abs_lambda(self) -> list[float]:
         """The average |lambda| of each block (the paper's Table 5)."""
         return [sum(math.hypot(*v) for v in block) / len(block) for block in self.eigenvalues()]
+
+    def facts(self) -> dict[str, Any]:
+        return {"mean_abs_lambda": self.mean_abs_lambda()}

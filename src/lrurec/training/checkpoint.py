@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lrurec.errors import FolderError
+from lrurec.models.base import Model
 
 
 def save_checkpoint(
@@ -55,11 +56,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, state
 
 
-def restore_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def restore_model(model: Model, tensors: dict[str, Tensor]) -> None:
     """Put the weights of a checkpoint into a model of the same shape."""
     found = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     try:
-        model.load_state_dict(found)
+        model.restore(found)
     except RuntimeError as error:
         raise FolderError(f"the checkpoint does not fit the model ({str(error).splitlines()[-1].strip()})") from None
 

@@ -8,7 +8,9 @@ from typing import Any
 from lrurec.config import from_mapping, unknown
 from lrurec.errors import SettingsError
 from lrurec.models.lrurec import LRURecConfig
+from lrurec.models.registry import model_class, name_of
 
+DEFAULT = "lrurec"  # the model, where none is named
 CHOICES = {
     "schedule": ("constant", "one-cycle"),
     "loss": ("full", "sampled"),
@@ -56,8 +58,20 @@ class TrainingConfig:
 class RunConfig:
     """Everything that decides the outcome of a run."""
 
-    model: LRURecConfig = field(default_factory=LRURecConfig)
+    model: Any = field(default_factory=LRURecConfig)  # the config of one of lrurec.models.registry
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return name_of(self.model)
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Nested mappings that `from_values` takes."""
+        return {
+            "model": {"name": self.name, **dataclasses.asdict(self.model)},
+            "training": dataclasses.asdict(self.training),
+        }
 
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
@@ -76,14 +90,14 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def config_for(recipe: str, file: str | None, assignments: list[str]) -> RunConfig:
-    """Defaults, recipe, file, command line: in that order."""
+def config_for(recipe: str, file: str | None, assignments: list[str], model: str | None = None) -> RunConfig:
+    """Defaults, recipe, file, command line: in that order. `model` stands for the assignment model.name=..."""
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     values: dict[str, dict[str, Any]] = {part: dict(settings) for part, settings in RECIPES[recipe].items()}
     if file is not None:
         _merge(values, _read(file))
-    for assignment in assignments:
+    for assignment in [*([f"model.name={model}"] if model else []), *assignments]:
         key, equals, text = assignment.partition("=")
         part, dot, name = key.partition(".")
         if not equals or not dot:
@@ -97,9 +111,17 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
     for part in values:
         if part not in ("model", "training"):
             raise unknown("part", part, ["model", "training"])
-    model, training = values.get("model", {}), values.get("training", {})
+    model, training = dict(values.get("model", {})), values.get("training", {})
+    name = model.pop("name", DEFAULT)
+    if not isinstance(name, str):
+        raise SettingsError(f"model.name must be text, not {name!r}")
+    config = model_class(name).Config
+    try:
+        chosen: Any = from_mapping(config, _typed(config, model, "model"))
+    except SettingsError as error:
+        raise (error if name == DEFAULT else SettingsError(f"{error} (model {name})")) from None
     return RunConfig(
-        from_mapping(LRURecConfig, _typed(LRURecConfig, model, "model")),
+        chosen,
         from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")),
     )
 
@@ -146,9 +168,9 @@ def _typed(cls: type, values: dict[str, Any], part: str) -> dict[str, Any]:
 def to_toml(config: RunConfig) -> str:
     """The config as TOML that `--config` takes."""
     lines = []
-    for part in ("model", "training"):
+    for part, settings in config.values().items():
         lines.append(f"[{part}]")
-        for name, value in dataclasses.asdict(getattr(config, part)).items():
+        for name, value in settings.items():
             text = (
                 str(value).lower()
                 if isinstance(value, bool)

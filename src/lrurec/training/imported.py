@@ -5,9 +5,9 @@
     model.bias                 [V + 1]           bias [V]: theirs without the padding
     embedding.layer_norm       [D]               norm
     model.lru_blocks.k.
-      lru_layer.params_log     [3, C]            lru.log
-      lru_layer.in_proj        complex [C, D]    lru.b_weight = [Re B; Im B], lru.b_bias likewise
-      lru_layer.out_proj       complex [D, C]    lru.c_weight = [Re C, -Im C], lru.c_bias = the real part
+      lru_layer.params_log     [3, C]            mixer.log
+      lru_layer.in_proj        complex [C, D]    mixer.b_weight = [Re B; Im B], mixer.b_bias likewise
+      lru_layer.out_proj       complex [D, C]    mixer.c_weight = [Re C, -Im C], mixer.c_bias = the real part
       lru_layer.layer_norm     [D]               norm1
       feed_forward.w_1, w_2    [4D, D], [D, 4D]  pffn.w1 and b1, pffn.w2 and b2
       feed_forward.layer_norm  [D]               norm2
@@ -33,6 +33,7 @@ from lrurec.data.dataset import Dataset
 from lrurec.data.text import cannot_read
 from lrurec.errors import InputError, SettingsError
 from lrurec.folder import new_folder
+from lrurec.models.base import Sizes
 from lrurec.models.lrurec import LRURec
 from lrurec.training.checkpoint import save_checkpoint
 from lrurec.training.config import RunConfig, config_for
@@ -85,7 +86,7 @@ def config_of(checkpoint: Checkpoint, assignments: list[str]) -> RunConfig:
 
 def to_model(checkpoint: Checkpoint, numbers: NDArray[np.int64], config: RunConfig) -> LRURec:
     """Our model with their weights; `numbers` are theirs, 1 to V, of our items in our order."""
-    model = LRURec(checkpoint.items, config.model, torch.Generator())
+    model = LRURec(Sizes(checkpoint.items), config.model, torch.Generator())
     model.load_state_dict(_renamed(checkpoint, torch.tensor(numbers)))
     return model
 
@@ -172,11 +173,11 @@ def _renamed(checkpoint: Checkpoint, numbers: Tensor) -> dict[str, Tensor]:
         lru, forward, ours = f"model.lru_blocks.{k}.lru_layer", f"model.lru_blocks.{k}.feed_forward", f"blocks.{k}"
         b, c = t[f"{lru}.in_proj.weight"], t[f"{lru}.out_proj.weight"]
         b_bias, c_bias = t[f"{lru}.in_proj.bias"], t[f"{lru}.out_proj.bias"]
-        done[f"{ours}.lru.log"] = t[f"{lru}.params_log"]
-        done[f"{ours}.lru.b_weight"] = torch.cat([b.real, b.imag])
-        done[f"{ours}.lru.b_bias"] = torch.cat([b_bias.real, b_bias.imag])
-        done[f"{ours}.lru.c_weight"] = torch.cat([c.real, -c.imag], 1)
-        done[f"{ours}.lru.c_bias"] = c_bias.real
+        done[f"{ours}.mixer.log"] = t[f"{lru}.params_log"]
+        done[f"{ours}.mixer.b_weight"] = torch.cat([b.real, b.imag])
+        done[f"{ours}.mixer.b_bias"] = torch.cat([b_bias.real, b_bias.imag])
+        done[f"{ours}.mixer.c_weight"] = torch.cat([c.real, -c.imag], 1)
+        done[f"{ours}.mixer.c_bias"] = c_bias.real
         for n in (1, 2):
             done[f"{ours}.pffn.w{n}"] = t[f"{forward}.w_{n}.weight"]
             done[f"{ours}.pffn.b{n}"] = t[f"{forward}.w_{n}.bias"]

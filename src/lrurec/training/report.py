@@ -50,14 +50,16 @@ def page(
     ):
         first = next(k for k in report[key][0] if k.startswith("recall@"))
         parts.append(_bars(name, [(f"{s['from']}-{s['to']}", s[first], f"{s['users']:,} users") for s in report[key]]))
-    parts.append("</div><h2>Lambda</h2>")
-    parts.append(
-        "<p class=soft>Each dot is a channel. Near the rim it remembers long, near the centre it forgets at once; the angle is how fast it turns.</p><div class=row>"
-    )
-    for block, values in enumerate(eigenvalues, 1):
-        parts.append(_disc(f"block {block}", values))
-        parts.append(_histogram(f"|lambda| of block {block}", [math.hypot(*v) for v in values]))
-    parts.append(f"</div><h2>Settings</h2><pre>{html.escape(config)}</pre>")
+    parts.append("</div>")
+    if eigenvalues:
+        parts.append(
+            "<h2>Lambda</h2><p class=soft>Each dot is a channel. Near the rim it remembers long, near the centre it forgets at once; the angle is how fast it turns.</p><div class=row>"
+        )
+        for block, values in enumerate(eigenvalues, 1):
+            parts.append(_disc(f"block {block}", values))
+            parts.append(_histogram(f"|lambda| of block {block}", [math.hypot(*v) for v in values]))
+        parts.append("</div>")
+    parts.append(f"<h2>Settings</h2><pre>{html.escape(config)}</pre>")
     body = "\n".join(parts)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"

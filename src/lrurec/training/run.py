@@ -13,7 +13,7 @@ mlflow.json         which run at the MLflow server it is, if there is one
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import lrurec
 from lrurec.data.dataset import Dataset
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest
-from lrurec.models.lrurec import LRURec
+from lrurec.models.base import Model
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.trainer import BEST, LAST, build, settled
@@ -64,7 +64,7 @@ class Run:
                 "counts": dataset.manifest["counts"],
             },
             "split": "leave-last-out",
-            "config": asdict(config),
+            "config": config.values(),
             "environment": {
                 "python": platform.python_version(),
                 "threads": torch.get_num_threads(),
@@ -97,11 +97,12 @@ class Run:
             )
         return dataset
 
-    def model(self, checkpoint: str = "best") -> LRURec:
+    def model(self, checkpoint: str = "best") -> Model:
         """The model with the weights of a checkpoint."""
         path = self.folder / {"best": BEST, "last": LAST}[checkpoint]
         tensors, _ = load_checkpoint(path)
-        model = build(self.manifest["dataset"]["counts"]["items"], self.config)
+        counts = self.manifest["dataset"]["counts"]
+        model = build(counts["items"], counts["users"], self.config)
         restore_model(model, tensors)
         return model
 

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lrurec.data.batches import Sampler, Windows
+from lrurec.data.batches import Sampler, Windows, pack_histories
+from lrurec.data.dataset import Dataset
 from lrurec.data.negatives import Negatives
 from lrurec.data.split import Split
 from lrurec.errors import LrurecError
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
 from lrurec.evaluation.report import training_counts
-from lrurec.models.lrurec import LRURec
+from lrurec.models.base import Batch, CountingModel, Model, Sizes, TrainedModel, TrainingBatch
+from lrurec.models.registry import model_class
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy, multiplies_half
 from lrurec.nn.sampled import sampled_softmax
@@ -60,10 +62,11 @@ def settled(config: RunConfig) -> RunConfig:
     return replace(config, training=replace(t, precision=precision))
 
 
-def build(items: int, config: RunConfig) -> LRURec:
+def build(items: int, users: int, config: RunConfig) -> Model:
     """The model of a config, initialised by its seed."""
-    generator = torch.Generator().manual_seed(config.training.seed)
-    return LRURec(items, config.model, generator).to(config.training.device)
+    t = config.training
+    generator = torch.Generator().manual_seed(t.seed)
+    return model_class(config.name)(Sizes(items, users, t.max_length), config.model, generator).to(t.device)
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
@@ -94,19 +97,24 @@ def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW
 class Trainer:
     """Trains into a run folder; `resume` continues from its last checkpoint."""
 
-    def __init__(self, split: Split, items: int, config: RunConfig, folder: Path) -> None:
-        t = config.training
+    def __init__(self, dataset: Dataset, split: Split, config: RunConfig, folder: Path) -> None:
+        t, items = config.training, dataset.n_items
         self.split, self.config, self.folder = split, settled(config), folder
         self.windows = Windows.of(split.train, t.max_length, drop_rest=t.drop_rest)
         self.sampler = Sampler(len(self.windows), t.batch, t.seed)
         self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
-        self.model = build(items, config)
-        self.optimizer = optimizer_for(self.model, t)
+        self.model = build(items, dataset.n_users, config)
+        self.optimizer: torch.optim.Optimizer | None = None
+        if isinstance(self.model, TrainedModel):
+            self.optimizer = optimizer_for(self.model, t)
+        else:
+            self.steps = 1  # counting
         self.negatives: Negatives | None = None
         self.log_q: Tensor | None = None
         if t.loss == "sampled":
             popular = t.negatives_from == "popularity"
-            self.negatives = Negatives(items, t.negatives, t.seed, training_counts(split, items) if popular else None)
+            counts = training_counts(split, items) if popular else None
+            self.negatives = Negatives(items, t.negatives, t.seed, counts)
             if popular or t.shared_negatives:  # the paper's negatives, uniform ones of each position, are not corrected
                 self.log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
         self.step = 0
@@ -121,7 +129,8 @@ class Trainer:
     def resume(self) -> None:
         tensors, state = load_checkpoint(self.folder / LAST)
         restore_model(self.model, tensors)
-        restore_optimizer(self.model, self.optimizer, tensors, state)
+        if self.optimizer is not None:
+            restore_optimizer(self.model, self.optimizer, tensors, state)
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.stopped = state["stopped"]
@@ -162,8 +171,11 @@ class Trainer:
             items, spent = items + count, spent + took
             validates = self.step % t.validate_every == 0 or self.step == self.steps
             if validates or self.step % LOG_EVERY == 0:
-                rate = self.optimizer.param_groups[0]["lr"]
-                values = {"loss": loss, "learning_rate": rate, "items_per_second": items / spent}
+                values = {
+                    "loss": loss,
+                    "learning_rate": learning_rate(self.step - 1, t),
+                    "items_per_second": items / spent,
+                }
                 self.loggers.log(self.step, {f"train/{name}": value for name, value in values.items()})
                 items, spent = 0, 0.0
             if validates:
@@ -174,15 +186,23 @@ class Trainer:
 
     def _one_step(self) -> tuple[float, int]:
         t = self.config.training
+        if isinstance(self.model, CountingModel):
+            self.model.count(whole_sequences(self.split, t.device))
+            return 0.0, self.split.train.n_events
+        assert isinstance(self.model, TrainedModel) and self.optimizer is not None
         packed = self.windows.pack(self.sampler.chosen(self.step))
-        inputs = torch.from_numpy(packed.inputs).to(t.device)
-        targets = torch.from_numpy(packed.targets).to(t.device)
+        batch = TrainingBatch(
+            torch.from_numpy(packed.inputs).to(t.device),
+            torch.from_numpy(packed.offsets),
+            torch.from_numpy(packed.users).to(t.device),
+            targets=torch.from_numpy(packed.targets).to(t.device),
+            windows=torch.from_numpy(packed.windows),
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, t)
         try:
             keys = Keys((t.seed << 32) + self.step)
-            hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys)
-            loss = self._loss(hidden, targets)
+            loss = self._loss(*self.model.examples(batch, keys))
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
         except (MemoryError, torch.OutOfMemoryError):
@@ -196,9 +216,10 @@ class Trainer:
             )
         nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
         self.optimizer.step()
-        return value, len(inputs)
+        return value, len(batch)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        assert isinstance(self.model, TrainedModel)
         table, bias = self.model.item_table()
         loss: Tensor
         if self.negatives is None:
@@ -233,7 +254,7 @@ class Trainer:
         targets = self.split.valid if part == "valid" else self.split.test
         return summary(rank(self.model, targets, t.max_length, device=t.device).ranks)
 
-    def result(self, best: LRURec) -> dict[str, Any]:
+    def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
         t = self.config.training
         return {
@@ -242,5 +263,15 @@ class Trainer:
             "seconds": round(self.seconds, 1),
             "valid": self.best,
             "test": summary(rank(best, self.split.test, t.max_length, device=t.device).ranks),
-            "mean_abs_lambda": best.mean_abs_lambda(),
+            **best.facts(),
         }
+
+
+def whole_sequences(split: Split, device: str) -> Batch:
+    """The training sequences as they are, not cut into windows."""
+    train = split.train
+    kept = train.stops > train.starts
+    longest = int((train.stops - train.starts).max())
+    packed = pack_histories(train.items, train.starts[kept], train.stops[kept], longest, train.users[kept])
+    inputs, users = (torch.from_numpy(a).to(device) for a in (packed.inputs, packed.users))
+    return Batch(inputs, torch.from_numpy(packed.offsets), users)
