@@ -108,7 +108,10 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
     else:
         valid, test = result["valid"], result["test"]
-        print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")
+        if trainer.optimizer is None:
+            print(f"counted   {trainer.split.train.n_events:,} events in {trainer.seconds:.0f} s")
+        else:
+            print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")
         print(f"valid     Recall@10 {valid['recall@10']:.4f}  NDCG@10 {valid['ndcg@10']:.4f}")
         print(f"test      Recall@10 {test['recall@10']:.4f}  NDCG@10 {test['ndcg@10']:.4f}")
         print(f"next      lrurec evaluate {options.out}")
