@@ -19,6 +19,7 @@ from lrurec.models.lrurec import LRURec
 from lrurec.models.registry import MODELS, model_class
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
+from lrurec.nn.mixer import recurrences
 from lrurec.training.config import config_for, from_values
 from lrurec.training.run import Run
 from lrurec.training.trainer import Trainer
@@ -40,13 +41,16 @@ class Case:
     causal: bool = True  # its vectors depend on the history
 
     def __str__(self) -> str:
-        return self.model
+        mixers = [s.removeprefix("model.mixer=") for s in self.settings if s.startswith("model.mixer=")]
+        return "-".join([self.model, *mixers])
 
 
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
+    Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1")),
+    Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1")),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
 RECURRENT = [c for c in CASES if issubclass(model_class(c.model), RecurrentModel)]
@@ -85,8 +89,8 @@ def fresh(case: Case, seed: int = 1) -> Model:
         model.count(some_histories([9] * 30, 5))
         return model
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and parameter.shape[0] != 3:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and name not in recurrences(model) and parameter.abs().max() < 1:
                 parameter.mul_(8)
     return model
 
@@ -241,8 +245,14 @@ def test_stepping_equals_encoding(case: Case) -> None:
 @every
 def test_what_cannot_be_served_is_refused_with_a_reason(case: Case) -> None:
     model = fresh(case)
-    if isinstance(model, LRURec):
+    if isinstance(model, LRURec) and model.config.mixer == "lru":
         assert servable(model, case.model) is model
+        return
+    if isinstance(model, LRURec):
+        with pytest.raises(
+            SettingsError, match=f"mixer={model.config.mixer} steps in Python.*knows the lru mixer only"
+        ):
+            servable(model, case.model)
         return
     with pytest.raises(SettingsError, match=f"{type(model).card.title}.*train with --model lrurec"):
         servable(model, case.model)

@@ -306,6 +306,7 @@ def test_other_mistakes(bring: Import, shop: Path, run: Run, tmp_path: Path) -> 
     refused(bring(state(), items=None), shop.parent, "not the numbers 1 to 12, so pass --items FILE: the 'smap'")
     refused(bring(state(), "--items", tmp_path / "none", items=None), shop.parent, "none does not exist")
     refused(bring(state(), "--set", "model.width=8"), shop.parent, "model.width is given by the checkpoint")
+    refused(bring(state(), "--set", "model.mixer=s4"), shop.parent, "model.mixer is given by the checkpoint")
     refused(bring(state(), "--set", "model.droput=0.5"), shop.parent, "did you mean 'dropout'")
     (tmp_path / "items").write_bytes(b"caf\xe9\n")
     refused(bring(state(), "--items", tmp_path / "items", items=None), shop.parent, "is not UTF-8")

@@ -87,6 +87,17 @@ def test_report(cycle: Path, run: Run) -> None:
     assert run("report", out, "--out", "/proc/nowhere/x.html").code == 2
 
 
+@pytest.mark.parametrize(("mixer", "dots"), [("s4", 16 * 32), ("rwkv", 16)])
+def test_other_mixers(cycle: Path, run: Run, mixer: str, dots: int) -> None:
+    out = cycle.parent / "run"
+    assert run("train", cycle, "--out", out, *SETTINGS, "--set", f"model.mixer={mixer}").code == 0
+    assert "mean |lambda| per block" in run("evaluate", out).out
+    assert run("report", out).code == 0
+    assert (out / "report.html").read_text().count("<circle class=fb") == 2 * dots
+    refused = one_line(run, "export", out, "--out", cycle.parent / "artifact")
+    assert f"model.mixer={mixer} steps in Python" in refused and "knows the lru mixer only" in refused
+
+
 def test_ctrl_c_saves_and_resume_goes_on_exactly(cycle: Path, run: Run) -> None:
     """A real SIGINT; the run that was stopped ends with the weights of one that was not."""
     settings = [*SETTINGS, "--set", "training.steps=600", "--set", "training.validate_every=300"]

@@ -153,6 +153,24 @@ def test_decay_groups(cycle: lrurec.Dataset, tmp_path: Path) -> None:
         assert len(decayed) + len(spared) == len(names)
 
 
+@pytest.mark.parametrize(
+    ("mixer", "recurrent"),
+    [("s4", ("log_dt", "log_a", "a_imag")), ("rwkv", ("decay", "bonus", "mu"))],
+)
+def test_decay_groups_of_other_mixers(
+    cycle: lrurec.Dataset, tmp_path: Path, mixer: str, recurrent: tuple[str, ...]
+) -> None:
+    expected = {f"blocks.{k}.mixer.{name}" for k in (0, 1) for name in recurrent}
+    expected |= {f"blocks.{k}.pffn.mu" for k in (0, 1) if mixer == "rwkv"}
+    groups = []
+    for decays in ("true", "false"):
+        t = trainer(cycle, tmp_path, f"model.mixer={mixer}", f"training.decay_recurrence={decays}")
+        names = {id(p): n for n, p in t.model.named_parameters()}
+        groups.append({names[id(p)] for p in optimizer_for(t.model, t.config.training).param_groups[0]["params"]})
+    assert groups[0] - groups[1] == expected and groups[1] < groups[0]
+    assert "blocks.0.mixer.out_weight" in groups[1] and "blocks.0.mixer.out_bias" not in groups[0]
+
+
 def test_one_cycle() -> None:
     config = config_for("fast", None, ["training.steps=100"]).training
     rates = [learning_rate(s, config) for s in range(101)]

@@ -82,6 +82,12 @@ def servable(model: Model, name: str) -> LRURec:
     """The model, if the serving engine can step it; else an error that says why not."""
     title = type(model).card.title
     if isinstance(model, LRURec):
+        if model.config.mixer != "lru":
+            raise SettingsError(
+                f"{title} with model.mixer={model.config.mixer} steps in Python (initial_state, step), but the serving"
+                " engine knows the lru mixer only; use lrurec recommend or lrurec.Recommender, or train with"
+                " --set model.mixer=lru"
+            )
         return model
     if isinstance(model, RecurrentModel):
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Compiled inner loops in single precision. Know rows of numbers, not layers or losses.
+"""Compiled inner loops, most in single precision. Know rows of numbers, not layers or losses.
 
 Each runs on the calling thread and lets go of the interpreter, so that several threads can work on parts of their
 own. They are written so that the compiler makes vector instructions of them: no branches, 32-bit integers, and an
@@ -8,4 +8,5 @@ exponential of our own (a call of the library's would run one element at a time)
     softmax      scores to exponentials, sums and gradients; ranks
     block        what stands between the products of a block, forward and backward
     step         one event through all blocks
+    wkv, shift   the average and the token shift of RWKV, forward and backward
 """

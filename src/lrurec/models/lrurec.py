@@ -6,6 +6,9 @@
     scores  = E x + bias                            (E is the embedding: the prediction layer is tied)
 
 Input 0 is the start of a history: a learned vector, from which the first item is predicted.
+
+What mixes the positions can be another recurrence in the same block (`mixer`): S4 in its diagonal form (lrurec.nn.s4), or
+RWKV-4 (lrurec.nn.rwkv), whose channel mixing then takes the place of the PFFN.
 """
 
 import math
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, Card, RecurrentModel, Sizes
 from lrurec.nn.dropout import Keys, dropout
@@ -23,6 +27,11 @@ from lrurec.nn.feedforward import PFFN
 from lrurec.nn.fused import Weights, fused_block
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.lru import LRU
+from lrurec.nn.mixer import Mixer
+from lrurec.nn.rwkv import ChannelMixing, TimeMixing
+from lrurec.nn.s4 import S4
+
+MIXERS = ("lru", "s4", "rwkv")
 
 
 @dataclass(frozen=True)
@@ -30,66 +39,112 @@ class LRURecConfig:
     """The paper's model; the switches are those of its ablation."""
 
     width: int = 64
-    channels: int = 128  # the paper doubles the width inside the recurrence
+    mixer: str = "lru"  # or s4, rwkv
+    channels: int = 128  # of lru: the paper doubles the width inside the recurrence
+    state: int = 32  # of s4: complex states of a channel; they stand for twice as many
     blocks: int = 2
     dropout: float = 0.2
     layer_norm: bool = True
     residual: bool = True
     pffn: bool = True
     outer_gelu: bool = False  # the paper's equation has a second GELU, the authors' code has not
-    scan: str = "auto"
+    scan: str = "auto"  # of lru
 
     def __post_init__(self) -> None:
+        if self.mixer not in MIXERS:
+            raise unknown("model.mixer", self.mixer, MIXERS)
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
-        if min(self.width, self.channels, self.blocks) < 1:
-            raise SettingsError("model.width, model.channels and model.blocks must be 1 or more")
+        if min(self.width, self.channels, self.state, self.blocks) < 1:
+            raise SettingsError("model.width, model.channels, model.state and model.blocks must be 1 or more")
+        if self.scan != "auto" and self.mixer != "lru":
+            raise SettingsError(f"model.scan chooses a way to run model.mixer=lru; leave it out for {self.mixer}")
+        if self.outer_gelu and self.mixer == "rwkv":
+            raise SettingsError("model.outer_gelu is part of the PFFN, which model.mixer=rwkv replaces; leave it out")
 
 
 class Block(nn.Module):
     """One recurrence and one feed-forward network, each with its residual and its LayerNorm."""
 
-    def __init__(self, config: LRURecConfig, generator: torch.Generator) -> None:
+    def __init__(self, config: LRURecConfig, generator: torch.Generator, number: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.mixer = LRU(config.width, config.channels, generator, config.scan)
+        self.mixer = _mixer(config, generator, number)
         self.norm1 = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
-        self.pffn = PFFN(config.width, config.dropout, generator, config.outer_gelu) if config.pffn else None
+        self.pffn = _feed_forward(config, generator, number) if config.pffn else None
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
 
     def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None) -> Tensor:
         if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
             fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys)
             return fused
-        return self._after(x, self.mixer(x, offsets), keys)
+        z = self._first(x, self.mixer(x, offsets), keys)
+        match self.pffn:
+            case None:
+                return z
+            case PFFN():
+                return self._second(z, self.pffn(z, keys))
+            case _:
+                return self._second(z, dropout(self.pffn(z, offsets), self.config.dropout, keys))
 
     @property
     def _is_plain(self) -> bool:
         """The block as published: what the fused function computes."""
         c = self.config
-        return c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
+        return c.mixer == "lru" and c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
 
     def _weights(self) -> Weights:
         lru, pffn, first, second = self.mixer, self.pffn, self.norm1, self.norm2
-        assert pffn and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
+        assert isinstance(lru, LRU) and isinstance(pffn, PFFN)
+        assert isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
         return Weights(
             lru.eigenvalues(), *lru.scaled(), lru.c_weight, lru.c_bias, first.weight, first.bias,
             pffn.w1, pffn.b1, pffn.w2, pffn.b2, second.weight, second.bias,
         )  # fmt: skip
 
-    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        state, y = self.mixer.step(state, x)
-        return state, self._after(x, y, None)
+    def initial_state(self, batch: int = 1) -> Tensor:
+        """The mixer's, with that of the channel mixing behind it where there is one."""
+        own = self.mixer.initial_state(batch)
+        return torch.cat([own, self.pffn.initial_state(batch)], 1) if isinstance(self.pffn, Mixer) else own
 
-    def _after(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
-        """Everything behind the recurrence, which looks at one position at a time."""
+    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.mixer.state_shape[0]
+        own, more = state[:, :rows], state[:, rows:]
+        own, y = self.mixer.step(own, x)
+        z = self._first(x, y, None)
+        match self.pffn:
+            case None:
+                return own, z
+            case PFFN():
+                return own, self._second(z, self.pffn(z))
+            case _:
+                more, y = self.pffn.step(more, z)
+                return torch.cat([own, more], 1), self._second(z, y)
+
+    def _first(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
+        """What follows the recurrence."""
         y = dropout(y, self.config.dropout, keys)
         z: Tensor = self.norm1(y + x if self.config.residual else y)
-        if self.pffn is None:
-            return z
-        out = self.pffn(z, keys)
-        result: Tensor = self.norm2(out + z if self.config.residual else out)
+        return z
+
+    def _second(self, z: Tensor, y: Tensor) -> Tensor:
+        """What follows the feed-forward network."""
+        result: Tensor = self.norm2(y + z if self.config.residual else y)
         return result
+
+
+def _mixer(config: LRURecConfig, generator: torch.Generator, number: int) -> Mixer:
+    if config.mixer == "s4":
+        return S4(config.width, config.state, generator)
+    if config.mixer == "rwkv":
+        return TimeMixing(config.width, generator, number, config.blocks)
+    return LRU(config.width, config.channels, generator, config.scan)
+
+
+def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int) -> PFFN | ChannelMixing:
+    if config.mixer == "rwkv":
+        return ChannelMixing(config.width, generator, number, config.blocks)
+    return PFFN(config.width, config.dropout, generator, config.outer_gelu)
 
 
 class LRURec(RecurrentModel):
@@ -103,7 +158,7 @@ class LRURec(RecurrentModel):
         super().__init__(sizes, config, generator)
         self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, config.width), generator))
         self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.blocks))
+        self.blocks = nn.ModuleList(Block(config, generator, k) for k in range(config.blocks))
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
@@ -124,9 +179,8 @@ class LRURec(RecurrentModel):
         return self.embedding[1:], self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
-        """[B, blocks, 2, C]: 2 KB per user at the paper's size."""
-        c = self.config
-        return self.embedding.new_zeros(batch, c.blocks, 2, c.channels)
+        """[B, blocks, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""
+        return torch.stack([block.initial_state(batch) for block in self.blocks], 1)  # type: ignore[operator]
 
     def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         x = self._embed(inputs, None)
@@ -138,7 +192,7 @@ class LRURec(RecurrentModel):
 
     @torch.no_grad()
     def eigenvalues(self) -> list[list[tuple[float, float]]]:
-        """Every lambda of every block as (real part, imaginary part)."""
+        """Every lambda of every block as (real part, imaginary part): what an event leaves of the state before it."""
         found = [block.mixer.eigenvalues().T.tolist() for block in self.blocks]  # type: ignore[operator, union-attr]
         return [[(real, imaginary) for real, imaginary in block] for block in found]
 

@@ -13,15 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrurec.nn.init import ring, truncated_normal_
+from lrurec.nn.mixer import Mixer
 from lrurec.nn.scan import scan, times
 
 
-class LRU(nn.Module):
+class LRU(Mixer):
     """A recurrence of `channels` complex channels between real vectors of `width`."""
+
+    recurrence = ("log",)
 
     def __init__(self, width: int, channels: int, generator: torch.Generator, implementation: str = "auto") -> None:
         super().__init__()
         self.channels, self.implementation = channels, implementation
+        self.state_shape = (2, channels)
         self.log = nn.Parameter(ring(channels, generator))  # nu, theta, gamma  [3, C]
         self.b_weight = nn.Parameter(truncated_normal_(torch.empty(2 * channels, width), generator))
         self.b_bias = nn.Parameter(truncated_normal_(torch.empty(2 * channels), generator))
@@ -48,15 +52,9 @@ class LRU(nn.Module):
         return F.linear(h.flatten(-2), self.c_weight, self.c_bias)
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        """All positions of packed sequences at once: [N, width] to [N, width]."""
         h = scan(self.inputs(x), self.eigenvalues(), offsets, self.implementation)
         return self.outputs(h)
 
-    def initial_state(self, batch: int = 1) -> Tensor:
-        """The state before anything happened: [B, 2, C]."""
-        return self.log.new_zeros(batch, 2, self.channels)
-
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """One event for a batch of users: (state [B, 2, C], x [B, width]) to (state, y)."""
         state = times(self.eigenvalues(), state) + self.inputs(x)
         return state, self.outputs(state)

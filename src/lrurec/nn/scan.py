@@ -82,7 +82,7 @@ def scan_recursive(u: Tensor, lam: Tensor, offsets: Tensor) -> Tensor:
     return torch.stack([states.real, states.imag], 1)
 
 
-def _chunks(offsets: NDArray[np.int64], threads: int) -> list[int]:
+def chunks_of(offsets: NDArray[np.int64], threads: int) -> list[int]:
     """Bounds of runs of sequences with about the same number of rows each, one per thread."""
     marks = np.linspace(0, offsets[-1], threads + 1)[1:-1]
     inner = np.searchsorted(offsets[1:], marks)
@@ -132,7 +132,7 @@ class _Packed(torch.autograd.Function):
         u, lam = u.contiguous(), lam.contiguous()
         bounds = offsets.numpy()
         h = torch.empty_like(u)
-        chunks = _chunks(bounds, torch.get_num_threads())
+        chunks = chunks_of(bounds, torch.get_num_threads())
         arrays = u.detach().numpy(), lam.detach().numpy(), bounds
         at_once(lambda run: _forward(*arrays, *run, h.numpy()), pairwise(chunks))
         ctx.save_for_backward(h, lam, offsets)
@@ -142,7 +142,7 @@ class _Packed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         h, lam, offsets = ctx.saved_tensors
         bounds = offsets.numpy()
-        chunks = _chunks(bounds, torch.get_num_threads())
+        chunks = chunks_of(bounds, torch.get_num_threads())
         a = torch.empty_like(h)
         arrays = grad.contiguous().numpy(), h.detach().numpy(), lam.detach().numpy(), bounds
 

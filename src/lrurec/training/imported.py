@@ -41,7 +41,7 @@ from lrurec.training.run import KIND, Run, refuse_used
 from lrurec.training.trainer import BEST
 
 _TABLE, _LOG = "embedding.token.weight", "model.lru_blocks.0.lru_layer.params_log"
-_GIVEN = ("width", "channels", "blocks", "layer_norm", "residual", "pffn", "outer_gelu")
+_GIVEN = ("mixer", "width", "channels", "blocks", "layer_norm", "residual", "pffn", "outer_gelu")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from lrurec.models.base import Batch, CountingModel, Model, Sizes, TrainedModel,
 from lrurec.models.registry import model_class
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy, multiplies_half
+from lrurec.nn.mixer import recurrences
 from lrurec.nn.sampled import sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
@@ -85,10 +86,11 @@ def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW
     """AdamW with the paper's groups: no decay on biases and LayerNorm, decay on all else."""
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
+    recurrent = recurrences(model)
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         is_bias = "bias" in leaf or leaf in ("b1", "b2") or "norm" in name
-        is_recurrence = leaf == "log" and not config.decay_recurrence
+        is_recurrence = name in recurrent and not config.decay_recurrence
         (spared if is_bias or is_recurrence else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9, fused=True)
