@@ -38,6 +38,7 @@ class Case:
     settings: tuple[str, ...] = ()
     expresses: tuple[str, ...] = ("cycle", "home")
     causal: bool = True  # its vectors depend on the history
+    larger: float = 8  # how much larger than at the beginning its weights are where errors should show
 
     def __str__(self) -> str:
         return self.model
@@ -46,6 +47,8 @@ class Case:
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("gru4rec", ("model.width=16", "model.hidden=24", "model.layers=2", "model.dropout=0.1"), larger=2),
+    Case("narm", ("model.width=16", "model.hidden=24", "model.dropout=0.1", "model.context_dropout=0.1"), larger=2),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
@@ -87,7 +90,7 @@ def fresh(case: Case, seed: int = 1) -> Model:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1 and parameter.shape[0] != 3:
-                parameter.mul_(8)
+                parameter.mul_(case.larger)
     return model
 
 
