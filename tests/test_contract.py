@@ -39,6 +39,7 @@ class Case:
     settings: tuple[str, ...] = ()
     expresses: tuple[str, ...] = ("cycle", "home")
     causal: bool = True  # its vectors depend on the history
+    larger: float = 8  # how much larger than at the beginning its weights are where errors should show
 
     def __str__(self) -> str:
         mixers = [s.removeprefix("model.mixer=") for s in self.settings if s.startswith("model.mixer=")]
@@ -48,6 +49,8 @@ class Case:
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("gru4rec", ("model.width=16", "model.hidden=24", "model.layers=2", "model.dropout=0.1"), larger=2),
+    Case("narm", ("model.width=16", "model.hidden=24", "model.dropout=0.1", "model.context_dropout=0.1"), larger=2),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
     Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1")),
     Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1")),
@@ -91,7 +94,7 @@ def fresh(case: Case, seed: int = 1) -> Model:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and name not in recurrences(model) and parameter.abs().max() < 1:
-                parameter.mul_(8)
+                parameter.mul_(case.larger)
     return model
 
 

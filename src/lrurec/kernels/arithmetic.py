@@ -64,6 +64,13 @@ def exp(x: Any) -> Any:
 
 
 @inlined
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x), to 3e-7."""
+    x = f4(-80.0) if x < f4(-80.0) else x
+    return f4(f4(1.0) / (f4(1.0) + exp(f4(-x))))
+
+
+@inlined
 def ordered(bits: Any) -> Any:
     """Bits of floats as integers in the same order (and back): the largest of integers is found in vectors."""
     return i4(bits ^ i4(i4(bits >> i4(31)) & i4(0x7FFFFFFF)))

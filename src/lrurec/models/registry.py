@@ -2,13 +2,17 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.gru4rec import GRU4Rec
 from lrurec.models.lrurec import LRURec
 from lrurec.models.markov import Markov
+from lrurec.models.narm import NARM
 from lrurec.models.popularity import Popularity
 
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
     "markov": Markov,
+    "gru4rec": GRU4Rec,
+    "narm": NARM,
     "lrurec": LRURec,
 }
 
