@@ -46,6 +46,10 @@ class Case:
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("mf", ("model.width=16",), ("home",), causal=False),
+    Case("fism", ("model.width=16",), ()),
+    Case("fism", ("model.width=16", "model.context=before"), ("home",)),
+    Case("fpmc", ("model.width=16",)),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]

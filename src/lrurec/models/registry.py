@@ -2,13 +2,19 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.fism import FISM
+from lrurec.models.fpmc import FPMC
 from lrurec.models.lrurec import LRURec
 from lrurec.models.markov import Markov
+from lrurec.models.mf import MF
 from lrurec.models.popularity import Popularity
 
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
     "markov": Markov,
+    "mf": MF,
+    "fism": FISM,
+    "fpmc": FPMC,
     "lrurec": LRURec,
 }
 
