@@ -4,7 +4,8 @@
 
 The published model fits ratings with a squared error, score = mu + b_u + b_v + p_u . q_v. Here every event is an answer
 of a softmax over the catalogue, as for all models: what is the same for every item (mu, b_u) cancels there and is left
-out. The paper's penalty on the length of the vectors is the optimiser's weight decay; dropout comes on top.
+out. The paper's penalty on the length of the vectors is the optimiser's weight decay; dropout comes on top, with one
+mask for a window, so that all its events share one vector and the loss has to score it only once.
 
 Somebody who did not train has the vector 0: what is left is b_v, popularity.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrurec.errors import SettingsError
-from lrurec.models.base import Batch, Card, Sizes, TrainedModel
+from lrurec.models.base import Batch, Card, Sizes, TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.init import truncated_normal_
 
@@ -51,6 +52,12 @@ class MF(TrainedModel):
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         hidden: Tensor = dropout(of_users(batch, self.users), self.config.dropout, keys)
         return hidden
+
+    def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
+        windows = batch.windows.to(batch.inputs.device)
+        vectors = F.embedding(batch.user_rows()[windows[:-1]], self.users, padding_idx=0)
+        hidden = dropout(vectors, self.config.dropout, keys).repeat_interleave(windows.diff(), 0)
+        return hidden, batch.targets
 
     def item_table(self) -> tuple[Tensor, Tensor]:
         return self.items, self.bias
