@@ -49,6 +49,10 @@ class Case:
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("mf", ("model.width=16",), ("home",), causal=False),
+    Case("fism", ("model.width=16",), ()),
+    Case("fism", ("model.width=16", "model.context=before"), ("home",)),
+    Case("fpmc", ("model.width=16",)),
     Case("gru4rec", ("model.width=16", "model.hidden=24", "model.layers=2", "model.dropout=0.1"), larger=2),
     Case("narm", ("model.width=16", "model.hidden=24", "model.dropout=0.1", "model.context_dropout=0.1"), larger=2),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),

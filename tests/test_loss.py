@@ -83,6 +83,35 @@ def test_half_precision_is_near(items: int, dtype: torch.dtype) -> None:
         assert float((a - c).norm() / c.norm()) < 0.02
 
 
+@pytest.mark.parametrize("items", [40, 20_000])
+@pytest.mark.parametrize(("dtype", "half"), [(torch.float32, False), (torch.float32, True), (torch.float64, False)])
+def test_positions_that_share_a_vector(
+    items: int, dtype: torch.dtype, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They meet the catalogue once, and weigh as many as they are; equal first columns alone share nothing."""
+    met = []
+    for name in ("_share_positions", "_share_items", "_in_blocks"):
+        plain = getattr(module, name)
+
+        def spy(*arguments: Any, work: Any = plain) -> Any:
+            met.append(len(arguments[0]))
+            return work(*arguments)
+
+        monkeypatch.setattr(module, name, spy)
+    h, e, b, _ = case(60, items, dtype)
+    with torch.no_grad():
+        h[:, 0] = 1
+    counts = torch.randint(1, 30, (60,), generator=torch.Generator().manual_seed(2))
+    rows = h.detach().repeat_interleave(counts, 0).requires_grad_()
+    targets = torch.randint(0, items, (len(rows),), generator=torch.Generator().manual_seed(3))
+    found, expected = cross_entropy(rows, e, b, targets, half=half), cross_entropy_reference(rows, e, b, targets)
+    assert torch.allclose(found, expected, rtol=0.01 if half else 1e-5)
+    for a, c in zip(*(torch.autograd.grad(2 * x, (rows, e, b)) for x in (found, expected)), strict=True):
+        assert float((a - c).norm() / c.norm()) < (0.02 if half else 1e-5)
+    cross_entropy(h, e, b, targets[:60])
+    assert met == [60, 60]
+
+
 def test_nothing_to_predict() -> None:
     h, e, b, y = case(0, 5, torch.float32)
     assert torch.isnan(cross_entropy(h, e, b, y))  # as in torch: a mean of nothing

@@ -59,12 +59,12 @@ def at_targets(hidden: Any, table: Any, bias: Any, targets: Any, out: Any) -> No
 
 @compiled
 def take_from_targets(
-    hidden: Any, table: Any, targets: Any, scale: Any, d_hidden: Any, d_table: Any, d_bias: Any
+    hidden: Any, table: Any, targets: Any, weights: Any, d_hidden: Any, d_table: Any, d_bias: Any
 ) -> None:
-    """The gradients of -scale * (score of the target), added."""
+    """The gradients of -weight * (score of the target) of each row, added."""
     rows, width = hidden.shape
     for i in range(rows):
-        y = targets[i]
+        y, scale = targets[i], weights[i]
         d_bias[y] -= scale
         for d in range(width):
             d_hidden[i, d] -= scale * table[y, d]

@@ -2,15 +2,21 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.fism import FISM
+from lrurec.models.fpmc import FPMC
 from lrurec.models.gru4rec import GRU4Rec
 from lrurec.models.lrurec import LRURec
 from lrurec.models.markov import Markov
+from lrurec.models.mf import MF
 from lrurec.models.narm import NARM
 from lrurec.models.popularity import Popularity
 
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
     "markov": Markov,
+    "mf": MF,
+    "fism": FISM,
+    "fpmc": FPMC,
     "gru4rec": GRU4Rec,
     "narm": NARM,
     "lrurec": LRURec,

@@ -4,7 +4,7 @@ Cross entropy: scores, softmax and all gradients are computed at once, in the fo
 them. On a CPU a group of positions meets the catalogue in tiles that fit the cache: first every tile's product and
 its exponentials, then, with the sums known, the gradients from the same tiles. Small catalogues: each thread takes
 groups of its own. Large ones: each thread takes a part of the items, so that the table is read and its gradient
-written once per group, by one thread.
+written once per group, by one thread. Positions in a row that share a vector (a user's, say) meet it once.
 
 With `half`, the products are taken in bfloat16 and everything is summed in float32: faster on a processor (or GPU) that
 multiplies bfloat16 (results/train.md), for scores that are off by up to 0.4%.
@@ -121,7 +121,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
 
 
 def _share_positions(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
     kind = _HalfGroup if half else _Group
@@ -139,17 +139,12 @@ def _share_positions(
             largest, total = group.sums(hidden[span])
             losses[span] = _log_sums(largest, total)
             if gradients:
-                group.gradients(hidden[span], largest, scale / total, d_hidden[span], d_table, d_bias)
-        mine = slice(begin, end)
-        _meet_targets(
-            hidden[mine],
-            table,
-            bias,
-            targets[mine],
-            scale,
-            losses[mine],
-            gradients and (d_hidden[mine], d_table, d_bias),
-        )
+                weight = weights[span].numpy() / total
+                group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias)
+        if targets is not None:
+            mine = slice(begin, end)
+            found = gradients and (d_hidden[mine], d_table, d_bias)
+            _meet_targets(hidden[mine], table, bias, targets[mine], weights[mine], losses[mine], found)
         return d_table, d_bias
 
     parts = at_once(work, range(0, max(count, 1), share))
@@ -159,7 +154,7 @@ def _share_positions(
 
 
 def _share_items(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes a part of the items; all meet the same group of positions."""
     kind = _HalfGroup if half else _Group
@@ -177,8 +172,9 @@ def _share_items(
         total = np.sum([z * np.exp(m - largest) for m, z in found], 0)
         losses[span] = _log_sums(largest, total)
         if gradients:
+            weight = weights[span].numpy() / total
 
-            def work(k: int, span: slice = span, largest: Any = largest, weight: Any = scale / total) -> None:
+            def work(k: int, span: slice = span, largest: Any = largest, weight: Any = weight) -> None:
                 if span.start == 0:
                     d_table[parts[k]].zero_()
                     d_bias[parts[k]].zero_()
@@ -188,7 +184,8 @@ def _share_items(
 
             at_once(work, range(len(parts)))
     summed = d_hidden.sum(0) if gradients else hidden
-    _meet_targets(hidden, table, bias, targets, scale, losses, gradients and (summed, d_table, d_bias))
+    if targets is not None:
+        _meet_targets(hidden, table, bias, targets, weights, losses, gradients and (summed, d_table, d_bias))
     return losses, (summed, d_table, d_bias) if gradients else None
 
 
@@ -201,7 +198,7 @@ def _meet_targets(
     table: Tensor,
     bias: Tensor,
     targets: Tensor,
-    scale: float,
+    weights: Tensor,
     losses: Tensor,
     gradients: Gradients | bool,
 ) -> None:
@@ -211,11 +208,11 @@ def _meet_targets(
     at_targets(h, e, bias.numpy(), y, own)
     losses.sub_(torch.from_numpy(own))
     if isinstance(gradients, tuple):
-        take_from_targets(h, e, y, np.float32(scale), *(g.numpy() for g in gradients))
+        take_from_targets(h, e, y, weights.numpy(), *(g.numpy() for g in gradients))
 
 
 def _in_blocks(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, gradients: bool, scale: float, half: bool
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """The same in plain torch: any device, any precision."""
     losses = torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
@@ -225,16 +222,18 @@ def _in_blocks(
     rows = max(16, min(2048, _SCORES_ON_DEVICE // len(table)))
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
-        h, y = hidden[span], targets[span, None]
+        h, w = hidden[span], weights[span, None]
         s = (h.to(kind) @ items.T).to(h.dtype).add_(bias)
-        s.sub_(s.amax(1, keepdim=True))
-        at_target = s.gather(1, y)
+        most = s.amax(1, keepdim=True)
+        s.sub_(most)
+        below = -most if targets is None else s.gather(1, targets[span, None])
         s.exp_()
         z = s.sum(1, keepdim=True)
-        losses[span] = (z.log() - at_target)[:, 0]
+        losses[span] = (z.log() - below)[:, 0]
         if gradients:
-            s.mul_(scale / z)
-            s.scatter_add_(1, y, s.new_full((len(h), 1), -scale))
+            s.mul_(w / z)
+            if targets is not None:
+                s.scatter_add_(1, targets[span, None], -w)
             d_hidden[span] = s.to(kind) @ items
             d_table += s.to(kind).T @ h.to(kind)
             d_bias += s.sum(0)
@@ -250,14 +249,43 @@ class _CrossEntropy(torch.autograd.Function):
         compiled = hidden.device.type == "cpu" and hidden.dtype == torch.float32
         few = len(table) <= _FEW_ITEMS
         work = (_share_positions if few else _share_items) if compiled else _in_blocks
-        losses, found = work(hidden, table, bias, targets, gradients, 1.0 / max(len(hidden), 1), half)
+        firsts = _firsts(hidden)
+        if 2 * len(firsts) >= len(hidden):
+            each = hidden.new_full((len(hidden),), 1.0 / max(len(hidden), 1))
+            losses, found = work(hidden, table, bias, targets, gradients, each, half)
+            loss = losses.mean(dtype=torch.float64)
+        else:
+            counts = torch.diff(firsts, append=firsts.new_tensor([len(hidden)]))
+            weights = (counts / len(hidden)).to(hidden.dtype)
+            logs, found = work(hidden[firsts], table, bias, None, gradients, weights, half)
+            own = (hidden * table[targets]).sum(1) + bias[targets]
+            loss = (logs.double() * counts).sum() / len(hidden) - own.mean(dtype=torch.float64)
+            found = found and _of_positions(found, counts, hidden, table, targets)
         if found is not None:
             ctx.save_for_backward(*found)
-        return losses.mean(dtype=torch.float64).to(hidden.dtype)
+        return loss.to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         return (*scaled(ctx.saved_tensors, grad), None, None, None)
+
+
+def _firsts(hidden: Tensor) -> Tensor:
+    """The rows that differ from the row before them."""
+    new = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
+    new[1:] = hidden[1:, 0] != hidden[:-1, 0]
+    if 2 * int(new.sum()) < len(hidden):  # most models are known from one column
+        new[1:] |= (hidden[1:] != hidden[:-1]).any(1)
+    return torch.nonzero(new)[:, 0]
+
+
+def _of_positions(found: Gradients, counts: Tensor, hidden: Tensor, table: Tensor, targets: Tensor) -> Gradients:
+    """From the gradients of the weighed logarithms of sums, one per run of equal rows, to those of the loss."""
+    (d_runs, d_table, d_bias), scale = found, 1.0 / len(hidden)
+    d_hidden = (d_runs / counts[:, None]).repeat_interleave(counts, 0) - scale * table[targets]
+    d_table.index_add_(0, targets, hidden, alpha=-scale)
+    d_bias.index_add_(0, targets, hidden.new_full((len(hidden),), -scale))
+    return d_hidden, d_table, d_bias
 
 
 def scaled(gradients: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
