@@ -20,6 +20,7 @@ COMMANDS = [
     ["evaluate"],
     ["recommend"],
     ["report"],
+    ["reproduce"],
     ["import-checkpoint"],
     ["export"],
     ["doctor"],

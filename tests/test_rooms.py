@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "training": {"models", "data", "evaluation", "training", "nn"},
     "export": {"models", "data", "training", "serving"},
     "serving": {"serving"},
-    "experiments": {"data", "models", "evaluation", "training", "export", "serving"},
+    "experiments": {"data", "models", "evaluation", "training", "export", "serving", "experiments"},
     "recommender": {"data", "models", "evaluation", "training", "export", "recommender"},
     "cli": {
         "data",

@@ -24,6 +24,7 @@ examples:
   lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
+  lrurec reproduce main --datasets ml-1m        the paper's main table, with the published numbers beside
   lrurec import-checkpoint --help               a checkpoint of the authors' code to a run
   lrurec export runs/mine --out artifacts/mine  all that is needed to recommend, and no torch
   lrurec serve artifacts/mine --store store/    recommendations over HTTP, and a page
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         prepare,
         recommend,
         report,
+        reproduce,
         serve,
         store,
         train,
@@ -70,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add(commands)
     recommend.add(commands)
     report.add(commands)
+    reproduce.add(commands)
     import_checkpoint.add(commands)
     export.add(commands)
     serve.add(commands)

@@ -1,0 +1,145 @@
+"""Cells to rows: ours beside the paper's, what differs and by how much. Knows records, not how they were made.
+
+Everything comes from the cell.json files of a folder, so that a table may grow over several calls and machines.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lrurec.experiments.cells import DONE, FAILED
+from lrurec.experiments.published import Published
+from lrurec.models.registry import MODELS
+
+METRICS = ("ndcg@10", "recall@10", "ndcg@20", "recall@20")
+JUDGED = METRICS[:2]  # what the verdict is about
+CLOSE = 0.05
+Record = dict[str, Any]
+
+
+def tables(records: Iterable[Record], published: Published) -> list[dict[str, Any]]:
+    """One table per dataset, in the paper's order, others after; models in the registry's, LRURec last."""
+    by_dataset: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_dataset[record["dataset"]["name"]].append(record)
+    return [
+        _table(name, by_dataset[name], published)
+        for name in sorted(by_dataset, key=lambda n: (_place(n.lower(), published.values), n))
+    ]
+
+
+def _table(name: str, records: Sequence[Record], published: Published) -> dict[str, Any]:
+    facts = records[-1]["dataset"]
+    strange = facts["not_the_papers"]
+    by_model: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_model[record["model"]].append(record)
+    names = sorted(by_model, key=lambda m: (m == "lrurec", _place(m, MODELS), m))
+    rows = [_row(m, by_model[m], published.of(name, m), strange is not None) for m in names]
+    if len({r["dataset"]["content_id"] for r in records}) > 1:
+        notes = ["the cells were trained on different versions of the dataset"]
+    else:
+        notes = [f"not the paper's data: {strange}"] if strange and name.lower() in published.values else []
+    if name.lower() in published.notes:
+        notes.append(published.notes[name.lower()])
+    for row in rows:
+        if row["mixed_settings"]:
+            notes.append(f"{row['model']}: its seeds were trained with different settings")
+    return {
+        "dataset": name,
+        **{key: facts[key] for key in ("kind", "users", "items", "events")},
+        "rows": rows,
+        "lead": _lead(name, rows, published),
+        "notes": notes,
+        "commands": _commands(records, names),
+    }
+
+
+def _row(model: str, records: Sequence[Record], paper: dict[str, float] | None, strange: bool) -> dict[str, Any]:
+    done = [r for r in records if r["state"] == DONE]
+    failed = {r["seed"]: r["error"] for r in records if r["state"] == FAILED}
+    ours = {m: _spread([r["test"][m] for r in done]) for m in METRICS} if done else None
+    relative = {m: ours[m]["mean"] / paper[m] - 1 for m in METRICS} if ours and paper else None
+    settings = [[s for s in r["settings"] if not s.startswith("training.seed=")] for r in done or records]
+    return {
+        "model": model,
+        "seeds": [r["seed"] for r in done],
+        "test": ours,
+        "published": paper,
+        "relative": relative,
+        "verdict": verdict(relative, bool(done), strange),
+        "failed": failed,
+        "seconds": statistics.mean(r["seconds"] for r in done) if done else None,
+        "peak_memory": max(r["peak_memory"] for r in done) if done else None,
+        "threads": sorted({r["threads"] for r in done}),
+        "recipe": records[0]["recipe"],
+        "settings": settings[-1],
+        "mixed_settings": any(s != settings[0] for s in settings),
+    }
+
+
+def verdict(relative: dict[str, float] | None, done: bool = True, strange: bool = False) -> str:
+    """What the differences to the paper come to, by the worse of the two metrics.
+
+    >>> verdict({"ndcg@10": 0.02, "recall@10": -0.05})
+    'reproduced'
+    >>> verdict({"ndcg@10": 0.07, "recall@10": 0.0})
+    'above'
+    >>> verdict({"ndcg@10": 0.07, "recall@10": -0.08})
+    'below by 8.0%'
+    """
+    if not done:
+        return "failed"
+    if relative is None:
+        return "not in the paper"
+    if strange:
+        return "other data"
+    worst, best = min(relative[m] for m in JUDGED), max(relative[m] for m in JUDGED)
+    if worst < -CLOSE:
+        return f"below by {-worst:.1%}"
+    return "above" if best > CLOSE else "reproduced"
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.mean(values), "spread": spread, "values": values}
+
+
+def _lead(dataset: str, rows: Sequence[dict[str, Any]], published: Published) -> dict[str, Any] | None:
+    """How far LRURec is ahead of the best other model here, metric by metric, and in the paper."""
+    ours = next((r["test"] for r in rows if r["model"] == "lrurec"), None)
+    others = [r for r in rows if r["model"] != "lrurec" and r["test"]]
+    if ours is None or not others:
+        return None
+    lead = {}
+    for metric in METRICS:
+        best = max(others, key=lambda r: r["test"][metric]["mean"])
+        value = best["test"][metric]["mean"]
+        lead[metric] = {
+            "over": best["model"],
+            "ours": ours[metric]["mean"] / value - 1 if value else None,
+            "published": published.improvement(dataset, metric),
+        }
+    return lead
+
+
+def _commands(records: Sequence[Record], models: Sequence[str]) -> list[str]:
+    """The commands that make these cells: one, if every model has the same seeds and settings."""
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for model in models:
+        mine = [r for r in records if r["model"] == model]
+        for given in dict.fromkeys(tuple(r["given"]) for r in mine):
+            seeds = tuple(sorted(r["seed"] for r in mine if tuple(r["given"]) == given))
+            groups[given, seeds].append(model)
+    dataset, target = records[-1]["dataset"]["given"], records[-1]["target"]
+    return [
+        f"lrurec reproduce {target} --datasets {dataset} --models {','.join(names)} --seeds {','.join(map(str, seeds))}"
+        + "".join(f" --set {setting}" for setting in given)
+        for (given, seeds), names in groups.items()
+    ]
+
+
+def _place(name: str, known: Iterable[str]) -> int:
+    order = list(known)
+    return order.index(name) if name in order else len(order)
