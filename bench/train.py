@@ -64,7 +64,7 @@ class Ours:
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
         offsets = torch.from_numpy(packed.offsets)
         lap("packing the batch")
-        hidden = self.model.encode(inputs, offsets, Keys(t))
+        hidden = self.model.encode(inputs, offsets, Keys(t), self.half)
         lap("encoder, forward")
         table, bias = self.model.item_table()
         loss = cross_entropy(hidden, table, bias, targets, half=self.half)

@@ -55,11 +55,11 @@ class Block(nn.Module):
         self.pffn = PFFN(config.width, config.dropout, generator, config.outer_gelu) if config.pffn else None
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
 
-    def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None) -> Tensor:
+    def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> Tensor:
         if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
-            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys)
+            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys, half)
             return fused
-        return self._after(x, self.lru(x, offsets), keys)
+        return self._after(x, self.lru(x, offsets, half), keys, half)
 
     @property
     def _is_plain(self) -> bool:
@@ -79,13 +79,13 @@ class Block(nn.Module):
         state, y = self.lru.step(state, x)
         return state, self._after(x, y, None)
 
-    def _after(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
+    def _after(self, x: Tensor, y: Tensor, keys: Keys | None, half: bool = False) -> Tensor:
         """Everything behind the recurrence, which looks at one position at a time."""
         y = dropout(y, self.config.dropout, keys)
         z: Tensor = self.norm1(y + x if self.config.residual else y)
         if self.pffn is None:
             return z
-        out = self.pffn(z, keys)
+        out = self.pffn(z, keys, half)
         result: Tensor = self.norm2(out + z if self.config.residual else out)
         return result
 
@@ -101,10 +101,11 @@ class LRURec(nn.Module):
         self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.blocks))
         self.bias = nn.Parameter(truncated_normal_(torch.empty(items), generator))
 
-    def encode(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
+    def encode(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None, half: bool = False) -> Tensor:
+        """The output at every position; with `half`, the products of the blocks are taken in bfloat16."""
         x = self._embed(inputs, keys)
         for block in self.blocks:
-            x = block(x, offsets, keys)
+            x = block(x, offsets, keys, half)
         return x
 
     def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:

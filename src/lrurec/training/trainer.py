@@ -109,6 +109,7 @@ class Trainer:
             self.negatives = Negatives(items, t.negatives, t.seed, training_counts(split, items) if popular else None)
             if popular or t.shared_negatives:  # the paper's negatives, uniform ones of each position, are not corrected
                 self.log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
+        self.half = self.config.training.precision == "bfloat16"
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, float] | None = None
@@ -181,7 +182,7 @@ class Trainer:
             group["lr"] = learning_rate(self.step, t)
         try:
             keys = Keys((t.seed << 32) + self.step)
-            hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys)
+            hidden = self.model.encode(inputs, torch.from_numpy(packed.offsets), keys, self.half)
             loss = self._loss(hidden, targets)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -202,8 +203,7 @@ class Trainer:
         table, bias = self.model.item_table()
         loss: Tensor
         if self.negatives is None:
-            half = self.config.training.precision == "bfloat16"
-            loss = cross_entropy(hidden, table, bias, targets, half=half)
+            loss = cross_entropy(hidden, table, bias, targets, half=self.half)
         else:
             shared = self.config.training.shared_negatives
             drawn = torch.from_numpy(self.negatives.drawn(self.step, None if shared else len(targets)))
