@@ -94,12 +94,13 @@ def sums(
     count = len(hidden)
     scores, halves = np.empty((count, WIDE), np.float32), np.empty((count, WIDE), np.int16)
     total[:] = 0
+    to_hidden[:] = 0
     for k in range(len(columns)):
         multiply(hidden, count, columns[k], scores, False)
         _powers(scores, bias[k * WIDE : (k + 1) * WIDE], total, halves)
         pair_rows(halves, count, store[k])
         if gradients:
-            multiply(halves, count, rows[k], to_hidden, k > 0)
+            multiply(halves, count, rows[k], to_hidden, True)
 
 
 @compiled

@@ -10,6 +10,7 @@ Input 0 is the start of a history: a learned vector, from which the first item i
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from torch.nn import functional as F
 from lrurec.errors import SettingsError
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.feedforward import PFFN
-from lrurec.nn.fused import Weights, fused_block
+from lrurec.nn.fused import fused_block
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.lru import LRU
+from lrurec.nn.parts import Weights
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,21 @@ class Block(nn.Module):
         return result
 
 
+class _Items(torch.autograd.Function):
+    """A table without its first row; its gradient has a zero there, and is not filled with zeros before."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> Tensor:
+        return table[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        found = grad.new_empty(len(grad) + 1, *grad.shape[1:])
+        found[0] = 0
+        found[1:] = grad
+        return found
+
+
 class LRURec(nn.Module):
     """The whole model over a catalogue of `items`."""
 
@@ -117,7 +134,8 @@ class LRURec(nn.Module):
         return result
 
     def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+        items: Tensor = _Items.apply(self.embedding)  # type: ignore[no-untyped-call]
+        return items, self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """[B, blocks, 2, C]: 2 KB per user at the paper's size."""

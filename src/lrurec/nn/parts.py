@@ -27,7 +27,8 @@ class Weights(NamedTuple):
 
     def numpy(self) -> Any:
         """The same fields as arrays."""
-        return Weights(*(t.numpy() for t in self))
+        arrays: Any = [t.numpy() for t in self]
+        return Weights(*arrays)
 
 
 class Dropping(NamedTuple):

@@ -91,6 +91,13 @@ def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9, fused=True)
 
 
+def clip_gradients(model: nn.Module, most: float) -> None:
+    """As `clip_grad_norm_` does it, but gradients that are short enough are not multiplied by 1."""
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if not float(most / (norm + 1e-6)) >= 1.0:  # nor is what is not a number
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+
+
 class Trainer:
     """Trains into a run folder; `resume` continues from its last checkpoint."""
 
@@ -195,7 +202,7 @@ class Trainer:
             raise TrainingFailed(
                 f"the loss at step {self.step} is {value}; lower training.learning_rate, then go on with --resume"
             )
-        nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
+        clip_gradients(self.model, t.clip)
         self.optimizer.step()
         return value, len(inputs)
 
