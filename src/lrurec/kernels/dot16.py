@@ -23,7 +23,8 @@ COLUMNS = 16 * VECTORS
 @cache
 def has_dot16() -> bool:
     """Whether the processor has the instruction, and numba compiles for this processor."""
-    if config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX:
+    chosen: Any = config  # filled from the environment
+    if chosen.CPU_NAME or chosen.CPU_FEATURES or not chosen.ENABLE_AVX:
         return False
     return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
 
