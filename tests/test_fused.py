@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lrurec.kernels import arithmetic, block
+from lrurec.kernels import arithmetic, block, block16, dot16
 from lrurec.models.lrurec import Block, LRURecConfig
-from lrurec.nn import fused
+from lrurec.nn import fused, fused16
 from lrurec.nn.dropout import Keys
 
 
@@ -31,9 +31,9 @@ def blocks(width: int, channels: int, dropout: float) -> tuple[Block, Block]:
     return found[0], found[1]
 
 
-def gradients(block: Block, x: Tensor, offsets: Tensor, keys: Keys | None) -> list[Tensor]:
+def gradients(block: Block, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> list[Tensor]:
     x = x.clone().requires_grad_()
-    out = block(x, offsets, keys)
+    out = block(x, offsets, keys, half)
     g = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     return [out.detach(), *torch.autograd.grad(out, [x, *block.parameters()], g)]
 
@@ -75,11 +75,63 @@ def test_at_the_size_of_the_paper(lengths: list[int]) -> None:
     check(lengths, 64, 128, 0.2, 2)
 
 
-def test_the_same_twice() -> None:
+@pytest.mark.parametrize("half", [False, True])
+def test_the_same_twice(half: bool) -> None:
     """Bit for bit: resuming exactly depends on it."""
-    block, _ = blocks(16, 8, 0.5)
-    x, offsets = torch.randn(3000, 16), torch.tensor([0, 700, 1500, 3000])
-    once, twice = (gradients(block, x, offsets, Keys(1)) for _ in range(2))
+    block, _ = blocks(64, 32, 0.5)
+    x, offsets = torch.randn(3000, 64), torch.tensor([0, 700, 1500, 3000])
+    once, twice = (gradients(block, x, offsets, Keys(1), half) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+
+
+def check_half(lengths: list[int], channels: int, dropout: float, threads: int) -> None:
+    """Products of bfloat16, fused and plain, against float32: values to 1%, gradients to 2% of their length."""
+    first, second = blocks(64, channels, dropout)
+    with torch.no_grad():
+        for p in [*first.parameters(), *second.parameters()]:
+            if p.ndim == 2 and len(p) > 3:  # a matrix: as large as in a trained model
+                p.mul_(0.5)
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    x = torch.randn(int(offsets[-1]), 64, generator=torch.Generator().manual_seed(3))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = gradients(first, x, offsets, Keys(7), half=True)
+    finally:
+        torch.set_num_threads(before)
+    plain = gradients(second, x, offsets, Keys(7), half=True)
+    exact = gradients(second, x, offsets, Keys(7))
+    for bound, *rows in zip([0.01] + [0.02] * len(exact), found, plain, exact, strict=False):
+        a, b, c = rows
+        assert max(float((a - c).norm()), float((b - c).norm())) <= bound * float(c.norm()) + 1e-6
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    channels=st.sampled_from([32, 96]),
+    dropout=st.sampled_from([0.0, 0.3]),
+    threads=st.integers(1, 3),
+    piece=st.integers(1, 50),
+)
+@settings(max_examples=40, deadline=None)
+def test_half_precision_is_near(lengths: list[int], channels: int, dropout: float, threads: int, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused16, "_PIECE", piece)
+        patch.setattr(fused16, "_PIECE_BACK", piece)
+        check_half(lengths, channels, dropout, threads)
+
+
+@pytest.mark.parametrize("lengths", [[2500, 1, 1, 700], [1]])
+def test_half_precision_at_the_size_of_the_paper(lengths: list[int]) -> None:
+    check_half(lengths, 128, 0.2, 2)
+
+
+def test_half_precision_without_the_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder then multiplies as it always does."""
+    monkeypatch.setattr(fused16, "has_dot16", lambda: False)
+    block, _ = blocks(64, 32, 0.1)
+    x, offsets = torch.randn(30, 64), torch.tensor([0, 10, 30])
+    once, twice = (gradients(block, x, offsets, Keys(1), half) for half in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
 
 
@@ -88,11 +140,13 @@ def test_nothing_in_the_batch() -> None:
     assert block(torch.empty(0, 4), torch.tensor([0]), None).shape == (0, 4)
 
 
-def test_a_bad_number_shows() -> None:
-    block, _ = blocks(8, 4, 0.0)
-    x = torch.zeros(5, 8)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_bad_number_shows(half: bool) -> None:
+    block, _ = blocks(64, 32, 0.0)
+    x = torch.zeros(9, 64)
     x[2, 3] = float("nan")
-    assert not torch.isfinite(block(x, torch.tensor([0, 5]), None)[2:]).any()
+    found = torch.isfinite(block(x, torch.tensor([0, 5, 9]), None, half))
+    assert not found[2:5].any() and found[:2].all() and found[5:].all()
 
 
 def test_exponential() -> None:
@@ -108,6 +162,46 @@ def test_exponential() -> None:
     apply(np.array([-1e30, -3e38, 0.0], np.float32), out[:3])
     assert out[:2].max() < 2e-38
     assert out[2] == 1.0
+
+
+def test_gelu_of_half_precision() -> None:
+    """Its value and its slope as polynomials."""
+    a = torch.linspace(-12, 12, 100_001)[None].requires_grad_()
+    expected = torch.nn.functional.gelu(a.double())
+    (slopes,) = torch.autograd.grad(expected.sum(), a)
+    x, zero, none = a.detach().numpy(), np.uint32(0), np.zeros(a.shape[1], np.float32)
+    numbers = (0, zero, zero, np.float32(1))
+    inner, out, again, d_a = (np.empty(x.shape, np.int16) for _ in range(4))
+
+    def wide(bits: np.ndarray) -> np.ndarray:
+        return np.asarray((bits.astype(np.int32) << 16).view(np.float32))
+
+    block16._gelu(x, none, *numbers, inner, out)
+    assert np.abs(wide(out) - expected.detach().numpy()).max() < 0.033  # of 12: the next 16-bit float is 0.06 away
+    assert np.abs(wide(out) - expected.detach().numpy())[np.abs(x) < 1].max() < 0.002
+    block16._gelu_backward(inner, np.ones_like(x), *numbers, again, d_a, none.copy())
+    assert np.abs(wide(again) - wide(out)).max() < 0.07
+    assert np.abs(wide(d_a) - slopes.numpy()).max() < 0.01
+
+
+def test_products_of_pairs() -> None:
+    if not dot16.has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    g = torch.Generator().manual_seed(0)
+    for rows, inside, columns in ((1, 2, 64), (6, 64, 128), (8, 250, 64)):
+        a, b = (torch.randn(*s, generator=g).to(torch.bfloat16) for s in ((rows + 3, inside), (inside, columns)))
+        pairs = dot16.paired(b.view(torch.int16).numpy())
+        out = np.ones((rows + 3, columns), np.float32)
+        for add, start in ((False, 0.0), (True, 1.0)):
+            out[:] = start
+            dot16.multiply(a.view(torch.int16).numpy(), rows, pairs, out, add)
+            assert np.abs(out[:rows] - start - (a.double() @ b.double()).numpy()[:rows]).max() < 1e-4
+        left = torch.randn(inside - 1, 4 * rows, generator=g).to(torch.bfloat16)  # odd: the last one goes with zeros
+        words = np.empty((inside // 2, 4 * rows), np.int32)
+        dot16.pair_rows(left.view(torch.int16).numpy(), inside - 1, words)
+        total = np.zeros((4 * rows, columns), np.float32)
+        dot16.multiply_columns(words, pairs, inside // 2, total)
+        assert np.abs(total - (left.double().T @ b[:-1].double()).numpy()).max() < 1e-4
 
 
 def test_gelu() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lrurec.data import negatives as negatives_module
 from lrurec.data.negatives import Negatives
+from lrurec.kernels.dot16 import has_dot16
+from lrurec.nn import groups16
 from lrurec.nn import loss as module
 from lrurec.nn import sampled as sampled_module
 from lrurec.nn.loss import cross_entropy, cross_entropy_reference
@@ -110,6 +112,52 @@ def test_positions_that_share_a_vector(
         assert float((a - c).norm() / c.norm()) < (0.02 if half else 1e-5)
     cross_entropy(h, e, b, targets[:60])
     assert met == [60, 60]
+
+
+@pytest.mark.parametrize("share", ["positions", "items"])
+@given(n=st.integers(1, 300), items=st.integers(3, 700), rows=st.integers(1, 90), threads=st.integers(1, 3))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_half_precision_by_the_instruction(
+    monkeypatch: pytest.MonkeyPatch, share: str, n: int, items: int, rows: int, threads: int
+) -> None:
+    """Products of bfloat16 and sums of float32: the loss to 0.5%, the gradients to 1% of their length and 0.005, twice the same."""
+    if not has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    g = torch.Generator().manual_seed(n)
+    h, e, b = (
+        torch.randn(n, 64, generator=g),
+        0.3 * torch.randn(items, 64, generator=g),
+        torch.randn(items, generator=g),
+    )
+    y = torch.randint(0, items, (n,), generator=g)
+    leaves = tuple(t.requires_grad_() for t in (h, e, b))
+    before = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_FEW_ITEMS", 10**6 if share == "positions" else 0)
+        patch.setattr(module, "_HalfGroup", None)  # not wanted here
+        patch.setattr(groups16.DotGroup, "rows", lambda items: rows)
+        try:
+            torch.set_num_threads(threads)
+            found, again = (cross_entropy(h, e, b, y, half=True) for _ in range(2))
+        finally:
+            torch.set_num_threads(before)
+    expected = cross_entropy_reference(h, e, b, y)
+    assert torch.allclose(found, expected, rtol=0.005, atol=0.005)
+    made, twice, exact = (torch.autograd.grad(loss, leaves) for loss in (found, again, expected))
+    for a, c, d in zip(made, twice, exact, strict=True):
+        assert torch.equal(a, c)
+        assert float((a - d).norm()) <= 0.01 * float(d.norm()) + 0.005
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_half_precision_of_large_scores(factor: float) -> None:
+    """Beyond the range of powers the tiles with a largest score take over."""
+    g = torch.Generator().manual_seed(0)
+    h, e, b = factor * torch.randn(50, 64, generator=g), torch.randn(300, 64, generator=g), torch.zeros(300)
+    y = torch.randint(0, 300, (50,), generator=g)
+    assert groups16.DotGroup.suits(h, 0.1 * e / factor, b) == has_dot16()
+    assert not groups16.DotGroup.suits(h, e, b)
+    assert torch.allclose(cross_entropy(h, e, b, y, half=True), cross_entropy_reference(h, e, b, y), rtol=0.01)
 
 
 def test_nothing_to_predict() -> None:

@@ -6,7 +6,10 @@ exponential of our own (a call of the library's would run one element at a time)
 
     arithmetic   exponential, normal distribution, the hash of dropout, 16-bit floats; how the loops are compiled
     softmax      scores to exponentials, sums and gradients; ranks
+    dot16        products of 16-bit floats
+    softmax16    softmax around such products
     block        what stands between the products of a block, forward and backward
+    block16      a whole block around products of 16-bit floats
     step         one event through all blocks
     wkv, shift   the average and the token shift of RWKV, forward and backward
 """

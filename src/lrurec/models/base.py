@@ -35,11 +35,13 @@ class Batch:
     inputs    [N]      item + 1, or 0 for the start of a history
     offsets   [S + 1]  sequence s is rows offsets[s] to offsets[s + 1]; always on the CPU
     users     [S]      user + 1, or 0 for somebody who did not train; None: nobody did
+    half               whether a model may take its products in bfloat16
     """
 
     inputs: Tensor
     offsets: Tensor
     users: Tensor | None = None
+    half: bool = False
 
     def __len__(self) -> int:
         return len(self.inputs)

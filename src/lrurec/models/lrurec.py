@@ -24,10 +24,11 @@ from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, Card, RecurrentModel, Sizes
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.feedforward import PFFN
-from lrurec.nn.fused import Weights, fused_block
+from lrurec.nn.fused import fused_block
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.lru import LRU
 from lrurec.nn.mixer import Mixer
+from lrurec.nn.parts import Weights
 from lrurec.nn.rwkv import ChannelMixing, TimeMixing
 from lrurec.nn.s4 import S4
 
@@ -74,16 +75,17 @@ class Block(nn.Module):
         self.pffn = _feed_forward(config, generator, number) if config.pffn else None
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
 
-    def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None) -> Tensor:
+    def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> Tensor:
         if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
-            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys)
+            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys, half)
             return fused
-        z = self._first(x, self.mixer(x, offsets), keys)
+        mixed = self.mixer(x, offsets, half) if isinstance(self.mixer, LRU) else self.mixer(x, offsets)
+        z = self._first(x, mixed, keys)
         match self.pffn:
             case None:
                 return z
             case PFFN():
-                return self._second(z, self.pffn(z, keys))
+                return self._second(z, self.pffn(z, keys, half))
             case _:
                 return self._second(z, dropout(self.pffn(z, offsets), self.config.dropout, keys))
 
@@ -147,6 +149,21 @@ def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int)
     return PFFN(config.width, config.dropout, generator, config.outer_gelu)
 
 
+class _Items(torch.autograd.Function):
+    """A table without its first row; its gradient has a zero there, and is not filled with zeros before."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> Tensor:
+        return table[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        found = grad.new_empty(len(grad) + 1, *grad.shape[1:])
+        found[0] = 0
+        found[1:] = grad
+        return found
+
+
 class LRURec(RecurrentModel):
     """The whole model over a catalogue of items."""
 
@@ -162,12 +179,12 @@ class LRURec(RecurrentModel):
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
-        return self(batch.inputs, batch.offsets, keys)  # type: ignore[no-any-return]
+        return self(batch.inputs, batch.offsets, keys, batch.half)  # type: ignore[no-any-return]
 
-    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None, half: bool = False) -> Tensor:
         x = self._embed(inputs, keys)
         for block in self.blocks:
-            x = block(x, offsets, keys)
+            x = block(x, offsets, keys, half)
         return x
 
     def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
@@ -176,7 +193,8 @@ class LRURec(RecurrentModel):
         return result
 
     def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+        items: Tensor = _Items.apply(self.embedding)  # type: ignore[no-untyped-call]
+        return items, self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """[B, blocks, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""

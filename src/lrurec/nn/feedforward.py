@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.init import truncated_normal_
+from lrurec.nn.linear import linear
 
 
 class PFFN(nn.Module):
@@ -23,8 +24,8 @@ class PFFN(nn.Module):
         self.w2 = nn.Parameter(truncated_normal_(torch.empty(width, 4 * width), generator))
         self.b2 = nn.Parameter(truncated_normal_(torch.empty(width), generator))
 
-    def forward(self, x: Tensor, keys: Keys | None = None) -> Tensor:
-        inner = dropout(F.gelu(F.linear(x, self.w1, self.b1)), self.rate, keys)
-        out = F.linear(inner, self.w2, self.b2)
+    def forward(self, x: Tensor, keys: Keys | None = None, half: bool = False) -> Tensor:
+        inner = dropout(F.gelu(linear(x, self.w1, self.b1, half)), self.rate, keys)
+        out = linear(inner, self.w2, self.b2, half)
         result: Tensor = dropout(F.gelu(out) if self.outer_gelu else out, self.rate, keys)
         return result

@@ -16,46 +16,12 @@ import torch
 from torch import Tensor
 
 from lrurec.kernels import block as kernels
-from lrurec.nn.dropout import Keys, limit_of
+from lrurec.nn import fused16
+from lrurec.nn.dropout import Keys
+from lrurec.nn.parts import Dropping, Weights
 from lrurec.nn.threads import at_once
 
 _PIECE = 512  # positions at a time
-
-
-class Weights(NamedTuple):
-    """What a block learns, as the recurrence uses it: gamma is already part of B and b."""
-
-    lam: Tensor  # [2, C]
-    b_weight: Tensor
-    b_bias: Tensor
-    c_weight: Tensor
-    c_bias: Tensor
-    gain1: Tensor
-    shift1: Tensor
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-    gain2: Tensor
-    shift2: Tensor
-
-
-class _Dropping(NamedTuple):
-    """Dropout behind the recurrence, inside and behind the feed-forward network."""
-
-    mixed: Any
-    inner: Any
-    outer: Any
-    limit: Any
-    scale: Any
-
-    @classmethod
-    def of(cls, rate: float, keys: Keys | None) -> "_Dropping":
-        if keys is None or rate == 0.0:
-            zero = np.uint32(0)
-            return cls(zero, zero, zero, zero, np.float32(1.0))
-        mixed, inner, outer = (np.uint32(keys.next()) for _ in range(3))
-        return cls(mixed, inner, outer, np.uint32(limit_of(rate)), np.float32(1.0 / (1.0 - rate)))
 
 
 class _Kept(NamedTuple):
@@ -70,20 +36,24 @@ class _Kept(NamedTuple):
     spread2: Tensor
 
 
-def _pieces(offsets: Any, threads: int) -> list[list[slice]]:
-    """For each thread the rows of its sequences, piece by piece, in order."""
+def _shares(offsets: Any, threads: int) -> list[slice]:
+    """For each thread the rows of its sequences."""
     marks = np.linspace(0, offsets[-1], threads + 1)[1:-1]
     inner = offsets[np.searchsorted(offsets, marks)]
-    shares = pairwise([0, *inner.tolist(), int(offsets[-1])])
-    return [[slice(k, min(k + _PIECE, stop)) for k in range(start, stop, _PIECE)] for start, stop in shares]
+    return [slice(*bounds) for bounds in pairwise([0, *inner.tolist(), int(offsets[-1])])]
 
 
-def _forward(pieces: list[slice], w: Weights, kept: _Kept, opens: Any, drop: _Dropping, out: Tensor) -> None:
-    """Some pieces of the batch, in order, on one thread."""
+def _pieces(share: slice) -> list[slice]:
+    """Its rows piece by piece, in order."""
+    return [slice(k, min(k + _PIECE, share.stop)) for k in range(share.start, share.stop, _PIECE)]
+
+
+def _forward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, out: Tensor) -> None:
+    """Some sequences, on one thread."""
     lam, width = w.lam.numpy(), kept.x.shape[1]
     gain1, shift1, gain2, shift2 = (t.numpy() for t in (w.gain1, w.shift1, w.gain2, w.shift2))
     inside = len(w.b1)
-    for rows in pieces:
+    for rows in _pieces(share):
         start, x = rows.start, kept.x[rows]
         torch.addmm(w.b_bias, x, w.b_weight.T, out=kept.h[rows])
         kernels.recur(kept.h.numpy(), lam, opens, start, rows.stop)
@@ -101,15 +71,13 @@ def _forward(pieces: list[slice], w: Weights, kept: _Kept, opens: Any, drop: _Dr
         kernels.add_and_normalise(y.numpy(), z.numpy(), *numbers, gain2, shift2, *arrays, out[rows].numpy())
 
 
-def _backward(
-    pieces: list[slice], w: Weights, kept: _Kept, opens: Any, drop: _Dropping, grad: Tensor, d_x: Tensor
-) -> Weights:
-    """Some pieces, the last first, on one thread: writes the gradient of x, gives the share of the weights'."""
+def _backward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, grad: Tensor, d_x: Tensor) -> Weights:
+    """Some sequences, the last rows first, on one thread: writes the gradient of x, gives the share of the weights'."""
     d = Weights(*(torch.zeros_like(t) for t in w))
     sums = np.zeros(w.lam.shape)
     lam, width, inside = w.lam.numpy(), kept.x.shape[1], len(w.b1)
     carry = np.empty(2 * lam.shape[1], np.float32)
-    for rows in reversed(pieces):
+    for rows in reversed(_pieces(share)):
         start = rows.start
         h, a = kept.h[rows], kept.inner[rows]
         d_z, d_y = torch.empty_like(grad[rows]), torch.empty_like(grad[rows])
@@ -139,33 +107,43 @@ def _backward(
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, offsets: Tensor, drop: _Dropping, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, offsets: Tensor, drop: Dropping, half: bool, *weights: Tensor) -> Tensor:
         x, w = x.detach().contiguous(), Weights(*(t.detach().contiguous() for t in weights))
         n, width = x.shape
+        bounds = offsets.numpy()
+        opens = np.zeros(n + 1, np.uint8)
+        opens[bounds] = 1
+        ctx.parts, out = _shares(bounds, torch.get_num_threads()), torch.empty_like(x)
+        ctx.drop, ctx.opens, ctx.half = drop, opens, half and fused16.suits(w)
+        if ctx.half:
+            halves = fused16.Kept.empty(n, w)
+            at_once(lambda part: fused16.forward(part, w, halves, x, opens, drop, out), ctx.parts)
+            ctx.save_for_backward(*halves, *w)
+            return out
         kept = _Kept(
             x, torch.empty(n, len(w.b_bias)),
             torch.empty(n, width), torch.empty(n), torch.empty(n, len(w.b1)), torch.empty(n, width), torch.empty(n),
         )  # fmt: skip
-        bounds = offsets.numpy()
-        opens = np.zeros(n + 1, np.uint8)
-        opens[bounds] = 1
-        ctx.parts, out = _pieces(bounds, torch.get_num_threads()), torch.empty_like(x)
         at_once(lambda part: _forward(part, w, kept, opens, drop, out), ctx.parts)
-        ctx.drop, ctx.opens = drop, opens
         ctx.save_for_backward(*kept, *w)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        kept, w = _Kept(*saved[: len(_Kept._fields)]), Weights(*saved[len(_Kept._fields) :])
+        fields = fused16.Kept if ctx.half else _Kept
+        kept: Any = fields(*saved[: len(fields._fields)])
+        w = Weights(*saved[len(fields._fields) :])
+        work: Any = fused16.backward if ctx.half else _backward
         grad, d_x = grad.contiguous(), torch.empty_like(grad)
-        shares = at_once(lambda part: _backward(part, w, kept, ctx.opens, ctx.drop, grad, d_x), ctx.parts)
-        return (d_x, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
+        shares = at_once(lambda part: work(part, w, kept, ctx.opens, ctx.drop, grad, d_x), ctx.parts)
+        return (d_x, None, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is
-def fused_block(x: Tensor, offsets: Tensor, weights: Weights, rate: float, keys: Keys | None) -> Tensor:
-    """The block over packed sequences [N, width]; with keys, dropout is on."""
-    result: Tensor = _Block.apply(x, offsets, _Dropping.of(rate, keys), *weights)  # type: ignore[no-untyped-call]
+def fused_block(
+    x: Tensor, offsets: Tensor, weights: Weights, rate: float, keys: Keys | None, half: bool = False
+) -> Tensor:
+    """The block over packed sequences [N, width]; with keys, dropout is on; with `half`, products are of bfloat16."""
+    result: Tensor = _Block.apply(x, offsets, Dropping.of(rate, keys), half, *weights)  # type: ignore[no-untyped-call]
     return result

@@ -7,7 +7,7 @@ groups of its own. Large ones: each thread takes a part of the items, so that th
 written once per group, by one thread. Positions in a row that share a vector (a user's, say) meet it once.
 
 With `half`, the products are taken in bfloat16 and everything is summed in float32: faster on a processor (or GPU) that
-multiplies bfloat16 (results/train.md), for scores that are off by up to 0.4%.
+multiplies bfloat16 (results/train.md), for scores that are off by up to 0.4%. Where it can, lrurec.nn.groups16 takes them.
 """
 
 from itertools import pairwise
@@ -27,6 +27,7 @@ from lrurec.kernels.softmax import (
     take_from_targets,
     weigh,
 )
+from lrurec.nn.groups16 import DotGroup
 from lrurec.nn.threads import at_once
 
 _FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
@@ -50,6 +51,7 @@ def multiplies_half(device: torch.device) -> bool:
 class _Group:
     """Some positions against the items of one part of the catalogue, tile by tile."""
 
+    unit = 1  # parts of the catalogue begin at multiples of it
     dtype = torch.float32
     tile = 1712  # items per tile; not near a power of two, whose strides fall on the same lines of the cache
     few_rows = 128  # positions per group over few items
@@ -68,7 +70,7 @@ class _Group:
     def _tile(self, rows: int, start: int, stop: int) -> Tensor:
         return self.store[start * rows : stop * rows].view(rows, stop - start)
 
-    def sums(self, hidden: Tensor) -> tuple[Any, Any]:
+    def sums(self, hidden: Tensor, gradients: bool) -> tuple[Any, Any]:
         """(largest score, sum of exponentials relative to it) per position; the exponentials stay in the store."""
         rows, hidden = len(hidden), hidden.to(self.dtype)
         largest, total = np.full(rows, -3e38, np.float32), np.zeros(rows, np.float32)
@@ -120,23 +122,29 @@ class _HalfGroup(_Group):
 Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
 
 
+def _kind(hidden: Tensor, table: Tensor, bias: Tensor, half: bool) -> type[_Group | DotGroup]:
+    if not half:
+        return _Group
+    return DotGroup if DotGroup.suits(hidden, table, bias) else _HalfGroup
+
+
 def _share_positions(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
-    kind = _HalfGroup if half else _Group
+    kind = _kind(hidden, table, bias, half)
     count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
     share = max(1, -(-count // (threads * rows))) * rows
-    losses = torch.empty(count)
+    losses, padded = torch.empty(count), -(-len(table) // kind.unit) * kind.unit
     d_hidden = torch.zeros_like(hidden) if gradients else hidden[:0]
 
     def work(begin: int) -> tuple[Tensor, Tensor]:
         group = kind(table, bias, min(rows, count))
-        d_table, d_bias = (torch.zeros_like(table), torch.zeros_like(bias)) if gradients else (table, bias)
+        d_table, d_bias = (torch.zeros(padded, table.shape[1]), torch.zeros(padded)) if gradients else (table, bias)
         end = min(begin + share, count)
         for start in range(begin, end, rows):
             span = slice(start, min(start + rows, end))
-            largest, total = group.sums(hidden[span])
+            largest, total = group.sums(hidden[span], gradients)
             losses[span] = _log_sums(largest, total)
             if gradients:
                 weight = weights[span].numpy() / total
@@ -150,24 +158,26 @@ def _share_positions(
     parts = at_once(work, range(0, max(count, 1), share))
     if not gradients:
         return losses, None
-    return losses, (d_hidden, _sum([p[0] for p in parts]), _sum([p[1] for p in parts]))
+    d_table, d_bias = (_sum([p[k] for p in parts])[: len(table)] for k in (0, 1))
+    return losses, (d_hidden, d_table, d_bias)
 
 
 def _share_items(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes a part of the items; all meet the same group of positions."""
-    kind = _HalfGroup if half else _Group
+    kind = _kind(hidden, table, bias, half)
     count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
-    bounds = np.linspace(0, len(table), threads + 1).astype(int)
+    padded = -(-len(table) // kind.unit) * kind.unit
+    bounds = np.linspace(0, padded // kind.unit, threads + 1).astype(int) * kind.unit
     parts = [slice(int(a), int(b)) for a, b in pairwise(bounds)]
     groups = at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts)
     losses = torch.empty(count)
     d_hidden = torch.zeros(len(parts) if gradients else 0, *hidden.shape)
-    d_table, d_bias = (torch.empty_like(table), torch.empty_like(bias)) if gradients else (table, bias)
+    d_table, d_bias = (torch.empty(padded, table.shape[1]), torch.empty(padded)) if gradients else (table, bias)
     for start in range(0, count, rows):
         span = slice(start, min(start + rows, count))
-        found = at_once(lambda group, h=hidden[span]: group.sums(h), groups)  # type: ignore[misc]
+        found = at_once(lambda group, h=hidden[span]: group.sums(h, gradients), groups)  # type: ignore[misc]
         largest = np.max([m for m, _ in found], 0)
         total = np.sum([z * np.exp(m - largest) for m, z in found], 0)
         losses[span] = _log_sums(largest, total)
@@ -186,7 +196,7 @@ def _share_items(
     summed = d_hidden.sum(0) if gradients else hidden
     if targets is not None:
         _meet_targets(hidden, table, bias, targets, weights, losses, gradients and (summed, d_table, d_bias))
-    return losses, (summed, d_table, d_bias) if gradients else None
+    return losses, (summed, d_table[: len(table)], d_bias[: len(table)]) if gradients else None
 
 
 def _log_sums(largest: Any, total: Any) -> Tensor:

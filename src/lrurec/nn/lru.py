@@ -10,9 +10,9 @@ B and C are complex, x and y real, so B x is one real product of width 2C and Re
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lrurec.nn.init import ring, truncated_normal_
+from lrurec.nn.linear import linear
 from lrurec.nn.mixer import Mixer
 from lrurec.nn.scan import scan, times
 
@@ -43,17 +43,17 @@ class LRU(Mixer):
         gamma = self.log[2].exp().repeat(2)
         return self.b_weight * gamma[:, None], self.b_bias * gamma
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Tensor, half: bool = False) -> Tensor:
         """exp(gamma_log) * B x: [N, 2, C]."""
-        return F.linear(x, *self.scaled()).view(-1, 2, self.channels)
+        return linear(x, *self.scaled(), half).view(-1, 2, self.channels)
 
-    def outputs(self, h: Tensor) -> Tensor:
+    def outputs(self, h: Tensor, half: bool = False) -> Tensor:
         """Re(C h): [N, width]. The rows of `c_weight` hold the real and the negated imaginary parts."""
-        return F.linear(h.flatten(-2), self.c_weight, self.c_bias)
+        return linear(h.flatten(-2), self.c_weight, self.c_bias, half)
 
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        h = scan(self.inputs(x), self.eigenvalues(), offsets, self.implementation)
-        return self.outputs(h)
+    def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
+        h = scan(self.inputs(x, half), self.eigenvalues(), offsets, self.implementation)
+        return self.outputs(h, half)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         state = times(self.eigenvalues(), state) + self.inputs(x)

@@ -41,7 +41,9 @@ class TrainingConfig:
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
-    precision: str = "float32"  # or bfloat16, for the products of the full loss; auto: where the processor has them
+    precision: str = (
+        "float32"  # or bfloat16, for products of the blocks and the full loss; auto: if the processor has it
+    )
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():

@@ -96,6 +96,13 @@ def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9, fused=True)
 
 
+def clip_gradients(model: nn.Module, most: float) -> None:
+    """As `clip_grad_norm_` does it, but gradients that are short enough are not multiplied by 1."""
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if not float(most / (norm + 1e-6)) >= 1.0:  # nor is what is not a number
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+
+
 class Trainer:
     """Trains into a run folder; `resume` continues from its last checkpoint."""
 
@@ -119,6 +126,7 @@ class Trainer:
             self.negatives = Negatives(items, t.negatives, t.seed, counts)
             if popular or t.shared_negatives:  # the paper's negatives, uniform ones of each position, are not corrected
                 self.log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
+        self.half = self.config.training.precision == "bfloat16"
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, float] | None = None
@@ -199,6 +207,7 @@ class Trainer:
             torch.from_numpy(packed.users).to(t.device),
             targets=torch.from_numpy(packed.targets).to(t.device),
             windows=torch.from_numpy(packed.windows),
+            half=self.half,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, t)
@@ -216,7 +225,7 @@ class Trainer:
             raise TrainingFailed(
                 f"the loss at step {self.step} is {value}; lower training.learning_rate, then go on with --resume"
             )
-        nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
+        clip_gradients(self.model, t.clip)
         self.optimizer.step()
         return value, len(batch)
 
@@ -225,8 +234,7 @@ class Trainer:
         table, bias = self.model.item_table()
         loss: Tensor
         if self.negatives is None:
-            half = self.config.training.precision == "bfloat16"
-            loss = cross_entropy(hidden, table, bias, targets, half=half)
+            loss = cross_entropy(hidden, table, bias, targets, half=self.half)
         else:
             shared = self.config.training.shared_negatives
             drawn = torch.from_numpy(self.negatives.drawn(self.step, None if shared else len(targets)))

@@ -1,0 +1,85 @@
+"""Positions against items with products of bfloat16, by the processor's own instruction. Knows vectors.
+
+Takes the place of the tiles in lrurec.nn.loss where it can: on a processor that has the instruction, for vectors of a
+width it suits, and for scores that are small enough to be powers without a look at the largest first.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrurec.kernels import softmax16 as kernels
+from lrurec.kernels.dot16 import COLUMNS, has_dot16, pair_rows
+
+_LOG2E = 1.4426950408889634
+_LARGEST = 60.0  # e^60 times all items of a catalogue, and e^-60, are still floats
+_FEW_ITEMS, _FEW, _MANY = 1 << 14, 128, 256  # positions in a group over few items, and over many
+
+
+def _padded(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+class DotGroup:
+    """Some positions against the items of one part of the catalogue."""
+
+    unit = kernels.WIDE  # parts of the catalogue begin at multiples of it
+
+    @staticmethod
+    def rows(items: int) -> int:
+        return _FEW if items <= _FEW_ITEMS else _MANY
+
+    @staticmethod
+    def suits(hidden: Tensor, table: Tensor, bias: Tensor) -> bool:
+        if not has_dot16() or hidden.shape[1] % COLUMNS or len(hidden) == 0:
+            return False
+        # No product is larger than that of the lengths (Cauchy and Schwarz). Not a number is not below anything.
+        lengths = [float(torch.linalg.vector_norm(t, dim=1).max()) for t in (hidden, table)]
+        return lengths[0] * lengths[1] + float(bias.abs().max()) < _LARGEST
+
+    def __init__(self, table: Tensor, bias: Tensor, rows: int) -> None:
+        items, width = table.shape
+        blocks, most = -(-items // self.unit), _padded(rows, 4)
+        self.columns = np.empty((blocks, width // 2, self.unit), np.int32)
+        self.items = np.empty((blocks, self.unit // 2, width), np.int32)
+        kernels.pack_items(table.numpy(), self.columns, self.items)
+        self.bias = np.full(blocks * self.unit, -1e30, np.float32)  # behind the last item: nothing
+        np.multiply(bias.numpy(), np.float32(_LOG2E), out=self.bias[:items])
+        self.store = np.empty(blocks * self.unit * most // 2, np.int32)
+        self.halves, self.total = np.empty((most, width), np.int16), np.empty(most, np.float32)
+        self.pairs, self.to_hidden = np.empty((most // 2, width), np.int32), np.empty((most, width), np.float32)
+
+    def _powers(self, padded: int) -> Any:
+        blocks = len(self.columns)
+        return self.store[: blocks * padded // 2 * self.unit].reshape(blocks, padded // 2, self.unit)
+
+    def _rounded(self, hidden: Tensor, by: Any) -> Any:
+        """Positions times something, rounded; zeros up to a multiple of four."""
+        padded = _padded(len(hidden), 4)
+        self.halves[len(hidden) : padded] = 0
+        kernels.scale_and_halve(hidden.numpy(), by, self.halves)
+        return self.halves[:padded]
+
+    def sums(self, hidden: Tensor, gradients: bool) -> tuple[Any, Any]:
+        """(0, sum of exponentials) per position; the exponentials stay in the store."""
+        rows = len(hidden)
+        halves = self._rounded(hidden, np.full(rows, _LOG2E, np.float32))
+        padded = len(halves)
+        total, to_hidden = self.total[:padded], self.to_hidden[:padded]
+        kernels.sums(halves, self.columns, self.items, self.bias, total, self._powers(padded), to_hidden, gradients)
+        return np.zeros(rows, np.float32), total[:rows].copy()
+
+    def gradients(
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+    ) -> None:
+        """Add the gradients of the log of the sums, weighed per position. Those of items may reach behind the last one."""
+        rows = len(hidden)
+        halves = self._rounded(hidden, weight)
+        padded = len(halves)
+        weights = np.zeros(padded, np.float32)
+        weights[:rows] = weight
+        pair_rows(halves, padded, self.pairs)
+        kernels.add_scaled(self.to_hidden, weight, d_hidden.numpy())
+        kernels.to_items(self._powers(padded), self.pairs[: padded // 2], weights, d_table.numpy(), d_bias.numpy())

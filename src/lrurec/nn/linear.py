@@ -1,0 +1,12 @@
+"""x W^T + b, in the precision that is asked for. Knows one product."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, half: bool = False) -> Tensor:
+    """With `half` the factors and their product are rounded to bfloat16; the bias is added to what comes out."""
+    if not half:
+        return F.linear(x, weight, bias)
+    return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)).to(x.dtype) + bias

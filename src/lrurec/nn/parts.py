@@ -1,0 +1,49 @@
+"""What a fused block is handed: its weights, its dropout. Knows arrays, not modules."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from lrurec.nn.dropout import Keys, limit_of
+
+
+class Weights(NamedTuple):
+    """What a block learns, as the recurrence uses it: gamma is already part of B and b."""
+
+    lam: Tensor  # [2, C]
+    b_weight: Tensor
+    b_bias: Tensor
+    c_weight: Tensor
+    c_bias: Tensor
+    gain1: Tensor
+    shift1: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+    gain2: Tensor
+    shift2: Tensor
+
+    def numpy(self) -> Any:
+        """The same fields as arrays."""
+        arrays: Any = [t.numpy() for t in self]
+        return Weights(*arrays)
+
+
+class Dropping(NamedTuple):
+    """Dropout behind the recurrence, inside and behind the feed-forward network."""
+
+    mixed: Any
+    inner: Any
+    outer: Any
+    limit: Any
+    scale: Any
+
+    @classmethod
+    def of(cls, rate: float, keys: Keys | None) -> "Dropping":
+        if keys is None or rate == 0.0:
+            zero = np.uint32(0)
+            return cls(zero, zero, zero, zero, np.float32(1.0))
+        mixed, inner, outer = (np.uint32(keys.next()) for _ in range(3))
+        return cls(mixed, inner, outer, np.uint32(limit_of(rate)), np.float32(1.0 / (1.0 - rate)))
