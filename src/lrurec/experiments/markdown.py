@@ -78,8 +78,9 @@ def page(whole: dict[str, Any]) -> str:
         for remark in remarks(table):
             lines += [remark, ""]
         lines += [f"    {command}" for command in table["commands"]]
-    lines += ["", "## Settings", "", *_settings(whole["datasets"])]
-    lines += ["", f"Made on {'; '.join(whole['machines'])}, with {_threads(whole['datasets'])} per process."]
+    if whole["datasets"]:
+        lines += ["", "## Settings", "", *_settings(whole["datasets"])]
+        lines += ["", f"Made on {'; '.join(whole['machines'])}, with {_threads(whole['datasets'])} per process."]
     if whole["missing"]:
         lines += ["", f"Not done yet: {', '.join(whole['missing'])}."]
     return "\n".join(lines) + "\n"
