@@ -56,7 +56,7 @@ class FISM(TrainedModel):
     def __init__(self, sizes: Sizes, config: FISMConfig, generator: torch.Generator) -> None:
         super().__init__(sizes, config, generator)
         reasons = truncated_normal_(torch.empty(sizes.items + 1, config.width), generator)
-        reasons[0] = 0  # the start of a history says nothing
+        reasons[0] = 0  # the start of a history, which stands alone: a sum of nothing
         self.reasons = nn.Parameter(reasons)  # P
         self.items = nn.Parameter(truncated_normal_(torch.empty(sizes.items, config.width), generator))  # Q
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
@@ -67,12 +67,10 @@ class FISM(TrainedModel):
         # In double precision, so that taking off what came before the sequence leaves no trace of it.
         sums = F.pad(vectors.double().cumsum(0), (0, 0, 1, 0))
         before = batch.offsets[:-1].repeat_interleave(batch.lengths).to(device)
-        many = batch.positions() + (batch.inputs > 0)
-        return self._hidden((sums[1:] - sums[before]).to(vectors.dtype), many, keys)
+        return self._hidden((sums[1:] - sums[before]).to(vectors.dtype), batch.positions() + 1, keys)
 
     def last(self, batch: Batch) -> Tensor:
-        many = batch.lengths.to(batch.inputs.device) - (batch.inputs[batch.lasts] == 0).long()
-        return self._hidden(self._sums(batch.inputs, batch.offsets), many, None)
+        return self._hidden(self._sums(batch.inputs, batch.offsets), batch.lengths.to(batch.inputs.device), None)
 
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         if self.config.context == "before":
