@@ -38,14 +38,17 @@ class Case:
     settings: tuple[str, ...] = ()
     expresses: tuple[str, ...] = ("cycle", "home")
     causal: bool = True  # its vectors depend on the history
+    kind: str = ""  # what tells it from another case of the same model
 
     def __str__(self) -> str:
-        return self.model
+        return f"{self.model}-{self.kind}" if self.kind else self.model
 
 
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("fmlprec", ("model.width=16", "model.dropout=0.1")),
+    Case("fmlprec", ("model.width=16", "model.dropout=0.1", "model.filter=circular"), kind="circular"),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]

@@ -2,6 +2,7 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.fmlprec import FMLPRec
 from lrurec.models.lrurec import LRURec
 from lrurec.models.markov import Markov
 from lrurec.models.popularity import Popularity
@@ -9,6 +10,7 @@ from lrurec.models.popularity import Popularity
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
     "markov": Markov,
+    "fmlprec": FMLPRec,
     "lrurec": LRURec,
 }
 
