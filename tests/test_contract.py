@@ -40,10 +40,10 @@ class Case:
     expresses: tuple[str, ...] = ("cycle", "home")
     causal: bool = True  # its vectors depend on the history
     larger: float = 8  # how much larger than at the beginning its weights are where errors should show
+    kind: str = ""  # what tells it from another case of the same model
 
     def __str__(self) -> str:
-        mixers = [s.removeprefix("model.mixer=") for s in self.settings if s.startswith("model.mixer=")]
-        return "-".join([self.model, *mixers])
+        return f"{self.model}-{self.kind}" if self.kind else self.model
 
 
 CASES = [
@@ -51,13 +51,15 @@ CASES = [
     Case("markov"),
     Case("mf", ("model.width=16",), ("home",), causal=False),
     Case("fism", ("model.width=16",), ()),
-    Case("fism", ("model.width=16", "model.context=before"), ("home",)),
+    Case("fism", ("model.width=16", "model.context=before"), ("home",), kind="before"),
     Case("fpmc", ("model.width=16",)),
     Case("gru4rec", ("model.width=16", "model.hidden=24", "model.layers=2", "model.dropout=0.1"), larger=2),
     Case("narm", ("model.width=16", "model.hidden=24", "model.dropout=0.1", "model.context_dropout=0.1"), larger=2),
+    Case("fmlprec", ("model.width=16", "model.dropout=0.1")),
+    Case("fmlprec", ("model.width=16", "model.dropout=0.1", "model.filter=circular"), kind="circular"),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
-    Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1")),
-    Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1")),
+    Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1"), kind="s4"),
+    Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1"), kind="rwkv"),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
 RECURRENT = [c for c in CASES if issubclass(model_class(c.model), RecurrentModel)]

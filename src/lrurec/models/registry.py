@@ -3,6 +3,7 @@
 from lrurec.config import unknown
 from lrurec.models.base import Model
 from lrurec.models.fism import FISM
+from lrurec.models.fmlprec import FMLPRec
 from lrurec.models.fpmc import FPMC
 from lrurec.models.gru4rec import GRU4Rec
 from lrurec.models.lrurec import LRURec
@@ -19,6 +20,7 @@ MODELS: dict[str, type[Model]] = {
     "fpmc": FPMC,
     "gru4rec": GRU4Rec,
     "narm": NARM,
+    "fmlprec": FMLPRec,
     "lrurec": LRURec,
 }
 
