@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lrurec.nn import causal
-from lrurec.nn.causal import causal_convolution, convolved_packed, convolved_spectral, fast_size
+from lrurec.nn.causal import causal_convolution, convolved_packed
+from lrurec.nn.transforms import convolved_spectral
 
 Convolve = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -97,7 +98,3 @@ def test_threads_share_the_sequences() -> None:
 def test_no_sequences() -> None:
     for way in (causal_convolution, convolved_packed, convolved_spectral):
         assert way(torch.zeros(0, 4), torch.ones(3, 4), torch.tensor([0])).shape == (0, 4)
-
-
-def test_sizes_of_transforms() -> None:
-    assert [fast_size(n) for n in (1, 2, 13, 98, 99, 397, 399)] == [2, 2, 16, 100, 100, 400, 400]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lrurec.nn import convolution
-from lrurec.nn.convolution import causal_convolution, quick_size
+from lrurec.nn import transforms
 from lrurec.nn.s4 import S4
+from lrurec.nn.transforms import convolved_spectral, quick_size
 
 # --- causal convolution -------------------------------------------------------------------------
 
@@ -58,14 +58,14 @@ def test_convolution_is_its_sum(lengths: list[int], width: int, double: bool, se
     dtype, tolerance = (torch.float64, 1e-12) if double else (torch.float32, 3e-6)
     arguments = case([*lengths, 1], width, dtype, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution, "_NUMBERS", numbers)
-        check(outcome(causal_convolution, *arguments), outcome(obvious, *arguments), tolerance)
+        patch.setattr(transforms, "_NUMBERS", numbers)
+        check(outcome(convolved_spectral, *arguments), outcome(obvious, *arguments), tolerance)
 
 
 def test_convolution_gradcheck() -> None:
     x, kernel, offsets = case([3, 1, 0, 5], 2, torch.float64)
     torch.autograd.gradcheck(
-        lambda a, b: causal_convolution(a, b, offsets), (x.requires_grad_(), kernel.requires_grad_())
+        lambda a, b: convolved_spectral(a, b, offsets), (x.requires_grad_(), kernel.requires_grad_())
     )
 
 
@@ -74,9 +74,9 @@ def test_threads_do_not_matter() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = outcome(causal_convolution, *arguments)
+        one = outcome(convolved_spectral, *arguments)
         torch.set_num_threads(3)
-        three = outcome(causal_convolution, *arguments)
+        three = outcome(convolved_spectral, *arguments)
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))

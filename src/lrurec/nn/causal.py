@@ -3,9 +3,9 @@
 Two implementations that agree in value and gradient:
 
     convolved_packed    a compiled loop over the packed run, backward by hand: CPU, O(n^2) but no padding and no detour
-    convolved_spectral  products of spectra over groups of similar lengths, O(n log n): any device, any precision
+    convolved_spectral  products of spectra (lrurec.nn.transforms), O(n log n): any device, any precision
 
-Spectra are taken at twice the length of a group, so that nothing wraps around. The compiled loop is faster up to
+The compiled loop is faster up to
 about 500 items: twice as fast for histories of 200, five times for those of 7.
 """
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lrurec.kernels import convolution as kernels
-from lrurec.nn.ragged import groups_of, packed_again, side_by_side
 from lrurec.nn.threads import at_once
+from lrurec.nn.transforms import convolved_spectral
 
 _LONG = 500  # items of a typical row's sequence, from which on spectra are faster
 
@@ -30,37 +30,8 @@ def causal_convolution(x: Tensor, kernel: Tensor, offsets: Tensor) -> Tensor:
     if compiled and int((lengths * lengths).sum()) <= _LONG * len(x):
         direct: Tensor = convolved_packed(x, kernel, offsets)
         return direct
-    return convolved_spectral(x, kernel, offsets)
-
-
-def convolved_spectral(x: Tensor, kernel: Tensor, offsets: Tensor) -> Tensor:
-    """Through the frequency domain, group by group."""
-    groups = groups_of(offsets, x.device)
-    if not groups:
-        return x
-    parts = []
-    for group in groups:
-        length = group.rows.shape[1]
-        size = fast_size(2 * length - 1)
-        inputs = torch.fft.rfft(side_by_side(x, group), size, 1)  # padding stands behind: causal, nobody sees it
-        weights = torch.fft.rfft(kernel[:length], size, 0)
-        parts.append(torch.fft.irfft(inputs * weights, size, 1)[:, :length])
-    return packed_again(parts, groups)
-
-
-def fast_size(least: int) -> int:
-    """The smallest even number from `least` on without prime factors above 5: transforms of those are fast."""
-    size = least + least % 2
-    while _rest(size) > 1:
-        size += 2
-    return size
-
-
-def _rest(size: int) -> int:
-    for factor in (2, 3, 5):
-        while size % factor == 0:
-            size //= factor
-    return size
+    through: Tensor = convolved_spectral(x, kernel, offsets)
+    return through
 
 
 def _shares(offsets: Any) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ Channel mixing, which takes the place of the feed-forward network:
     y_t = sigmoid(W_r shift_r(x)_t) * W_v max(W_k shift_k(x)_t, 0)^2
 
 mu, decay and bonus begin as published, in dependence of the channel and of the depth of the block. The matrices begin as
-all others of the model do; the paper begins with zeros. Residuals, LayerNorm and dropout are the block's.
+all others of the model do; the paper begins most of them with zeros. Residuals, LayerNorm and dropout are the block's.
 """
 
 import math

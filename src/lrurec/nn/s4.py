@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrurec.nn.convolution import causal_convolution
+from lrurec.nn.causal import causal_convolution
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.mixer import Mixer
 

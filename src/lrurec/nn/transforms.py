@@ -21,7 +21,8 @@ from lrurec.nn.threads import at_once
 _NUMBERS = 1 << 19  # that a piece may hold on a CPU, with its padding
 
 
-def causal_convolution(x: Tensor, kernel: Tensor, offsets: Tensor) -> Tensor:
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is
+def convolved_spectral(x: Tensor, kernel: Tensor, offsets: Tensor) -> Tensor:
     """x [N, d] and kernel [L, d], L at least the longest sequence, to [N, d]."""
     most = _NUMBERS // x.shape[1] if x.device.type == "cpu" else None
     pieces = [piece for group in groups_of(offsets, x.device) for piece in _pieces(group, most)]
@@ -54,9 +55,8 @@ class _Piece:
 
     def spread(self, x: Tensor) -> Tensor:
         """The transforms of its sequences: [count, size / 2 + 1, d]."""
-        padded = x.new_zeros(self.count * self.size, x.shape[1]).index_copy_(
-            0, self.places, x.index_select(0, self.rows)
-        )
+        padded = x.new_zeros(self.count * self.size, x.shape[1])
+        padded.index_copy_(0, self.places, x.index_select(0, self.rows))
         turned: Tensor = torch.fft.rfft(padded.view(self.count, self.size, -1), dim=1)
         return turned
 
