@@ -54,7 +54,8 @@ class GRU4Rec(RecurrentModel):
     def __init__(self, sizes: Sizes, config: GRU4RecConfig, generator: torch.Generator) -> None:
         super().__init__(sizes, config, generator)
         c = config
-        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, c.width), generator))
+        # Larger than elsewhere: the gates hardly see inputs of 0.02, and learn hundreds of steps later.
+        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, c.width), generator, 0.1))
         self.layers = nn.ModuleList(GRU(c.width if k == 0 else c.hidden, c.hidden, generator) for k in range(c.layers))
         self.project: nn.Parameter | None = None
         if c.hidden != c.width:

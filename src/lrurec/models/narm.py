@@ -59,7 +59,8 @@ class NARM(TrainedModel):
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(nn.init.xavier_uniform_(torch.empty(*shape), generator=generator))
 
-        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, c.width), generator))
+        # Larger than elsewhere: the gates hardly see inputs of 0.02, and learn hundreds of steps later.
+        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, c.width), generator, 0.1))
         self.layers = nn.ModuleList(GRU(c.width if k == 0 else c.hidden, c.hidden, generator) for k in range(c.layers))
         self.query, self.key = drawn(c.hidden, c.hidden), drawn(c.hidden, c.hidden)  # A1, A2
         self.v = drawn(1, c.hidden)

@@ -203,13 +203,13 @@ class GRU(nn.Module):
         super().__init__()
         # By way of the device that holds nothing: torch would draw from its own generator.
         self.cell = nn.GRU(width, channels, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            for name, parameter in self.cell.named_parameters():
-                if "bias" in name:
-                    parameter.zero_()
-                    continue
-                for gate in parameter.chunk(3):
-                    nn.init.xavier_uniform_(gate, generator=generator)
+        w = _weights_of(self.cell)
+        for gate in w.inner.detach().chunk(3):
+            nn.init.xavier_uniform_(gate, generator=generator)
+        for gate in w.outer.detach().chunk(3):
+            nn.init.orthogonal_(gate, generator=generator)  # states neither grow nor shrink at first
+        for bias in (w.b, w.c):
+            nn.init.zeros_(bias)
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
         """[N, D] to the states [N, C]."""
