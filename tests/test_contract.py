@@ -46,6 +46,17 @@ class Case:
 CASES = [
     Case("popularity", (), (), causal=False),
     Case("markov"),
+    Case("sasrec", ("model.width=16", "model.dropout=0.1", "training.learning_rate=0.01")),
+    Case(
+        "bert4rec",  # a cloze has fewer examples in a step; no place of a window may be new in the test
+        (
+            "model.width=32",
+            "model.dropout=0.1",
+            "training.batch=40",
+            "training.max_length=7",
+            "training.learning_rate=0.01",
+        ),
+    ),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]

@@ -7,5 +7,6 @@ exponential of our own (a call of the library's would run one element at a time)
     arithmetic   exponential, normal distribution, the hash of dropout, 16-bit floats; how the loops are compiled
     softmax      scores to exponentials, sums and gradients; ranks
     block        what stands between the products of a block, forward and backward
+    attention    the softmax of attention over packed sequences, forward and backward
     step         one event through all blocks
 """

@@ -2,13 +2,17 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.bert4rec import BERT4Rec
 from lrurec.models.lrurec import LRURec
 from lrurec.models.markov import Markov
 from lrurec.models.popularity import Popularity
+from lrurec.models.sasrec import SASRec
 
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
     "markov": Markov,
+    "sasrec": SASRec,
+    "bert4rec": BERT4Rec,
     "lrurec": LRURec,
 }
 
