@@ -57,6 +57,17 @@ CASES = [
     Case("narm", ("model.width=16", "model.hidden=24", "model.dropout=0.1", "model.context_dropout=0.1"), larger=2),
     Case("fmlprec", ("model.width=16", "model.dropout=0.1")),
     Case("fmlprec", ("model.width=16", "model.dropout=0.1", "model.filter=circular"), kind="circular"),
+    Case("sasrec", ("model.width=16", "model.dropout=0.1", "training.learning_rate=0.01")),
+    Case(
+        "bert4rec",  # a cloze has fewer examples in a step; no place of a window may be new in the test
+        (
+            "model.width=32",
+            "model.dropout=0.1",
+            "training.batch=40",
+            "training.max_length=7",
+            "training.learning_rate=0.01",
+        ),
+    ),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
     Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1"), kind="s4"),
     Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1"), kind="rwkv"),

@@ -10,6 +10,11 @@ exponential of our own (a call of the library's would run one element at a time)
     softmax16    softmax around such products
     block        what stands between the products of a block, forward and backward
     block16      a whole block around products of 16-bit floats
+    attention    the softmax of attention over packed sequences, forward and backward
+    gru          a gated recurrent unit over packed sequences
+    additive     the additive attention of NARM
+    convolution  a causal convolution per channel
     step         one event through all blocks
+    select       the best of many scores
     wkv, shift   the average and the token shift of RWKV, forward and backward
 """

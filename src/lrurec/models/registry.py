@@ -2,6 +2,7 @@
 
 from lrurec.config import unknown
 from lrurec.models.base import Model
+from lrurec.models.bert4rec import BERT4Rec
 from lrurec.models.fism import FISM
 from lrurec.models.fmlprec import FMLPRec
 from lrurec.models.fpmc import FPMC
@@ -11,6 +12,7 @@ from lrurec.models.markov import Markov
 from lrurec.models.mf import MF
 from lrurec.models.narm import NARM
 from lrurec.models.popularity import Popularity
+from lrurec.models.sasrec import SASRec
 
 MODELS: dict[str, type[Model]] = {
     "popularity": Popularity,
@@ -20,6 +22,8 @@ MODELS: dict[str, type[Model]] = {
     "fpmc": FPMC,
     "gru4rec": GRU4Rec,
     "narm": NARM,
+    "sasrec": SASRec,
+    "bert4rec": BERT4Rec,
     "fmlprec": FMLPRec,
     "lrurec": LRURec,
 }

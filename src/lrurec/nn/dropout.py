@@ -31,14 +31,18 @@ def _masked(x: Any, start: Any, key: Any, limit: Any, scale: Any, out: Any) -> N
         out[i] = x[i] * scale if z >= limit else zero
 
 
-def mask_reference(count: int, rate: float, key: int, device: torch.device) -> Tensor:
-    """The obvious twin, on any device: which of `count` elements stay."""
+def hashes(count: int, key: int, device: torch.device) -> Tensor:
+    """The hash of (key, i) for i below `count`, on any device: [count], each from 0 to 2^32 - 1."""
     word = 0xFFFFFFFF
     z = (torch.arange(count, device=device, dtype=torch.int64) + key) & word
     z = ((z ^ (z >> 16)) * 0x7FEB352D) & word
     z = ((z ^ (z >> 15)) * 0x846CA68B) & word
-    z = z ^ (z >> 16)
-    return z >= limit_of(rate)
+    return z ^ (z >> 16)
+
+
+def mask_reference(count: int, rate: float, key: int, device: torch.device) -> Tensor:
+    """The obvious twin: which of `count` elements stay."""
+    return hashes(count, key, device) >= limit_of(rate)
 
 
 def limit_of(rate: float) -> int:
