@@ -4,7 +4,7 @@
     h_t = GRU(x_t, h_{t-1})                     (lrurec.nn.gru; further layers read the states of the one before)
     scores = E (P h_t) + bias                   (E is the embedding; P only where the hidden size is another)
 
-Where it departs from the paper, as later work does (its authors' second paper among it):
+Where it departs from the paper:
 
 - An embedding as input, and scores tied to it: the paper feeds one-hot items and learns a separate output matrix.
 - Cross entropy over the catalogue at every position of whole histories: the paper samples its negatives from the other

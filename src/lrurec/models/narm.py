@@ -8,9 +8,9 @@
 
 The answer of every position is learned at once, each from its own sums over what came before it.
 
-Where it departs from the paper: biases of items; both encoders read one GRU (as the authors' code does, the paper draws
-two); the hidden size and dropout are settings. A new event changes the weights of everything before it, so there is no
-state of fixed size to step: the history is read again.
+Where it departs from the paper: items have biases; both encoders read the states of one GRU, where the paper writes h^g
+and h^l; every position of a history is trained, not a list of its beginnings. A new event changes the weights of
+everything before it, so there is no state of fixed size to step: the history is read again.
 """
 
 from dataclasses import dataclass

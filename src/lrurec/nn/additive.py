@@ -8,7 +8,7 @@ Three ways:
 
     additive_packed   compiled loops over the packed run, a backward derived by hand: CPU
     additive_torch    plain torch over padded groups, block by block: any device
-    additive_last     the newest position of each sequence alone, no gradients wanted there: plain torch
+    additive_last     the newest position of each sequence alone: plain torch, any device
 """
 
 from itertools import pairwise
