@@ -365,10 +365,10 @@ def test_ours_beside_the_papers() -> None:
     assert lead["over"] == "gru4rec" and lead["ours"] == pytest.approx(0.19065 * 1.01 / (0.15943 * 1.06) - 1)
     assert lead["published"] == pytest.approx(0.0422, abs=1e-4)
     marked = text_rows(table, marked=True)
-    assert marked[-1][2].startswith("**0.19256 ±") and [row[2] for row in marked if row[0] == "gru4rec"] == [
+    assert marked[-1][2].startswith("**0.19256 ±") and [row[2] for row in marked if row[0] == "GRU4Rec"] == [
         "*0.16900*"
     ]
-    assert any("narm, seed 0, failed: the last line" in remark for remark in remarks(table))
+    assert any("NARM, seed 0, failed: the last line" in remark for remark in remarks(table))
     assert table["commands"] == [
         "lrurec reproduce main --datasets ml-1m --models popularity,gru4rec,narm,sasrec --seeds 0",
         "lrurec reproduce main --datasets ml-1m --models lrurec --seeds 0,1",
