@@ -204,6 +204,39 @@ def test_products_of_pairs() -> None:
         assert np.abs(total - (left.double().T @ b[:-1].double()).numpy()).max() < 1e-4
 
 
+def test_powers_of_products() -> None:
+    """Sums to 1e-5 of them, powers to half of a last bit; nothing comes of a score that is far below; both layouts agree."""
+    if not dot16.has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    g = torch.Generator().manual_seed(0)
+    for rows, inside, columns in ((4, 2, 64), (12, 64, 128)):
+        a, b = (torch.randn(*s, generator=g).to(torch.bfloat16) for s in ((rows, inside), (inside, columns)))
+        bias = 3 * torch.randn(columns, generator=g)
+        bias[7], bias[9] = -1e30, -200.0
+        lanes, halves = np.ones((rows, 16), np.float32), np.empty((rows, columns), np.int16)
+        words = np.empty((rows // 2, columns), np.int32)
+        factors = a.view(torch.int16).numpy(), rows, dot16.paired(b.view(torch.int16).numpy())
+        dot16.multiply_to_powers(*factors, bias.numpy(), lanes, halves, words)
+        expected = torch.exp2(a.double() @ b.double() + bias.double()).numpy()
+        assert np.allclose(lanes.sum(1) - 16, expected.sum(1), rtol=1e-5, atol=1e-5)
+        found = torch.from_numpy(halves).view(torch.bfloat16).double().numpy()
+        assert np.abs(found - expected).max() <= 0.004 * expected.max() and np.all(found[:, 7] == 0)
+        assert np.allclose(found, expected, rtol=0.004, atol=1e-37)
+        paired = np.empty_like(words)
+        dot16.pair_rows(halves, rows, paired)
+        assert np.array_equal(words, paired)
+
+
+def test_rounding_by_the_processor() -> None:
+    if not dot16.has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    x = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0))
+    x[0, :3] = torch.tensor([1.00390625, 1.01171875, -0.0])  # in the middle of two: to the even one
+    out = np.empty(x.shape, np.int16)
+    block16.halve(x.numpy(), out)
+    assert np.array_equal(out, x.to(torch.bfloat16).view(torch.int16).numpy())
+
+
 def test_gelu() -> None:
     a = torch.linspace(-12, 12, 100_001)[None]
     out = np.empty_like(a.numpy())

@@ -66,9 +66,11 @@ def run(options: argparse.Namespace) -> int:
     import lrurec
     from lrurec.training.config import config_for
     from lrurec.training.loggers import loggers_for
+    from lrurec.training.memory import keep_memory
     from lrurec.training.run import Run, write_json
     from lrurec.training.trainer import LAST, Trainer
 
+    keep_memory()
     folder = Path(options.out)
     if options.resume:
         if options.model or options.recipe or options.config or options.settings:

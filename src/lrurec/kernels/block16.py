@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lrurec.kernels.arithmetic import compiled, f4, halved, inlined, is_kept, widened
-from lrurec.kernels.dot16 import multiply, multiply_columns, pair_rows
+from lrurec.kernels.arithmetic import compiled, f4, inlined, is_kept, widened
+from lrurec.kernels.dot16 import half, multiply, multiply_columns, pair_rows
 
 
 @inlined
@@ -50,7 +50,7 @@ def halve(x: Any, out: Any) -> None:
     rows, width = x.shape
     for i in range(rows):
         for j in range(width):
-            out[i, j] = halved(x[i, j])
+            out[i, j] = half(x[i, j])
 
 
 @compiled
@@ -94,7 +94,7 @@ def _add_and_normalise(
         spread[i] = s
         for j in range(width):
             r = f4((out[i, j] - mean) * s)
-            norm[i, j] = halved(r)
+            norm[i, j] = half(r)
             out[i, j] = r * gain[j] + shift[j]
 
 
@@ -130,7 +130,7 @@ def _normalise_backward(
             d[i, j] = g
             kept = is_kept(start + i * width + j, key, limit)
             g = f4(g * scale) if kept else f4(0)
-            d_y[i, j] = halved(g)
+            d_y[i, j] = half(g)
             d_bias[j] += g
 
 
@@ -141,11 +141,11 @@ def _gelu(a: Any, bias: Any, start: Any, key: Any, limit: Any, scale: Any, inner
     for i in range(rows):
         for j in range(width):
             x = f4(a[i, j] + bias[j])
-            inner[i, j] = halved(x)
+            inner[i, j] = half(x)
             near = min(max(x, f4(-4.0)), f4(4.0))
             g = f4(x * below(near, f4(near * near * f4(0.125) - f4(1.0))))
             kept = is_kept(start + i * width + j, key, limit)
-            out[i, j] = halved(f4(g * scale) if kept else f4(0))
+            out[i, j] = half(f4(g * scale) if kept else f4(0))
 
 
 @compiled
@@ -160,9 +160,9 @@ def _gelu_backward(
             near = min(max(x, f4(-4.0)), f4(4.0))
             u = f4(near * near * f4(0.125) - f4(1.0))
             kept = scale if is_kept(start + i * width + j, key, limit) else f4(0)
-            out[i, j] = halved(f4(x * below(near, u) * kept))
+            out[i, j] = half(f4(x * below(near, u) * kept))
             g = f4(d[i, j] * kept * slope(near, u))
-            d_a[i, j] = halved(g)
+            d_a[i, j] = half(g)
             d_bias[j] += g
 
 
@@ -182,8 +182,8 @@ def _recur(u: Any, bias: Any, lam: Any, opens: Any, start: Any, state: Any, h: A
             second = f4(lam[0, c] * imaginary + lam[1, c] * real + u[i, channels + c] + bias[channels + c])
             state[c] = first
             state[channels + c] = second
-            h[i, c] = halved(first)
-            h[i, channels + c] = halved(second)
+            h[i, c] = half(first)
+            h[i, channels + c] = half(second)
 
 
 @compiled
@@ -213,8 +213,8 @@ def _recur_backward(
             second = f4(d[i, channels + c] + lam[0, c] * imaginary - lam[1, c] * real)
             carry[c] = first
             carry[channels + c] = second
-            a[i, c] = halved(first)
-            a[i, channels + c] = halved(second)
+            a[i, c] = half(first)
+            a[i, channels + c] = half(second)
         for c in range(2 * channels):
             d_bias[c] += carry[c]
 

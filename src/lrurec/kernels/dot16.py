@@ -39,7 +39,57 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite knows 
 _BFloat._create_instance()
 _int, _word = ir.IntType(64), ir.IntType(32)
 _floats, _words = ir.VectorType(ir.FloatType(), 16), ir.VectorType(_word, 16)
-_halves = ir.VectorType(_BFloat(), 32)
+_halves, _sixteen_halves = ir.VectorType(_BFloat(), 32), ir.VectorType(_BFloat(), 16)
+
+
+def _at(builder: Any, address: Any, rows: int, row: Any, offset: int, kind: Any) -> Any:
+    """A pointer to what lies `rows` rows and some bytes behind an address."""
+    there = builder.add(address, builder.mul(row, ir.Constant(_int, rows)))
+    return builder.inttoptr(builder.add(there, ir.Constant(_int, offset)), kind.as_pointer())
+
+
+def _call(builder: Any, name: str, result: Any, arguments: Any) -> Any:
+    """Call a function that LLVM knows."""
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [x.type for x in arguments]), name)
+    return builder.call(function, arguments)
+
+
+def _phi(builder: Any, kind: Any, *incoming: Any) -> Any:
+    made = builder.phi(kind)
+    for value, block in incoming:
+        made.add_incoming(value, block)
+    return made
+
+
+def _products(builder: Any, first: Any, a: Any, a_row: Any, a_step: Any, b: Any, b_step: Any, steps: Any) -> Any:
+    """The loop: `first`, the vectors of a tile row by row, plus the sum over `steps` pairs."""
+    begin, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    left, here, there = (_phi(builder, _int, (start, begin)) for start in (steps, a, b))
+    sums = [_phi(builder, _floats, (value, begin)) for value in first]
+    none, zeros = ir.Constant(_words, ir.Undefined), ir.Constant(_words, [0] * 16)
+    right = [
+        builder.bitcast(builder.load(_at(builder, there, 0, b_step, 64 * j, _words), align=4), _halves)
+        for j in range(VECTORS)
+    ]
+    new = []
+    for i in range(ROWS):
+        pair = builder.load(_at(builder, here, i, a_row, 0, _word), align=2)
+        lone = builder.insert_element(none, pair, ir.Constant(_word, 0))
+        pairs = builder.bitcast(builder.shuffle_vector(lone, none, zeros), _halves)
+        for j in range(VECTORS):
+            factors = [sums[i * VECTORS + j], pairs, right[j]]
+            new.append(_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _floats, factors))
+    fewer = builder.sub(left, ir.Constant(_int, 1))
+    following = [fewer, builder.add(here, a_step), builder.add(there, b_step), *new]
+    for value, after in zip([left, here, there, *sums], following, strict=True):
+        value.add_incoming(after, loop)
+    builder.cbranch(builder.icmp_signed("!=", fewer, ir.Constant(_int, 0)), loop, end)
+    builder.position_at_end(end)
+    return new
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -49,59 +99,84 @@ def _tile(
     """out [4, 64] = (out, if `add`, plus) the sum over `steps` pairs; addresses, and distances in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_row, a_step, b, b_step, steps, out, out_row, add = arguments
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        dot = builder.module.globals.get(name)
-        if dot is None:
-            dot = ir.Function(builder.module, ir.FunctionType(_floats, [_floats, _halves, _halves]), name)
-
-        def at(address: Any, rows: int, row: Any, offset: int, kind: Any) -> Any:
-            there = builder.add(address, builder.mul(row, ir.Constant(_int, rows)))
-            return builder.inttoptr(builder.add(there, ir.Constant(_int, offset)), kind.as_pointer())
-
-        places = [at(out, i, out_row, 64 * j, _floats) for i in range(ROWS) for j in range(VECTORS)]
-        entry = builder.block
-        load, begin, loop, end = (builder.append_basic_block(n) for n in ("load", "begin", "loop", "end"))
+        *factors, out, out_row, add = arguments
+        places = [_at(builder, out, i, out_row, 64 * j, _floats) for i in range(ROWS) for j in range(VECTORS)]
+        entry, load, begin = builder.block, builder.append_basic_block("load"), builder.append_basic_block("begin")
         builder.cbranch(add, load, begin)
         builder.position_at_end(load)
         before = [builder.load(place, align=4) for place in places]
         builder.branch(begin)
-
-        def phi(kind: Any, *incoming: Any) -> Any:
-            made = builder.phi(kind)
-            for value, block in incoming:
-                made.add_incoming(value, block)
-            return made
-
         builder.position_at_end(begin)
         zero = ir.Constant(_floats, [0.0] * 16)
-        first = [phi(_floats, (zero, entry), (value, load)) for value in before]
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        left, here, there = phi(_int, (steps, begin)), phi(_int, (a, begin)), phi(_int, (b, begin))
-        sums = [phi(_floats, (value, begin)) for value in first]
-        none, zeros = ir.Constant(_words, ir.Undefined), ir.Constant(_words, [0] * 16)
-        right = [
-            builder.bitcast(builder.load(at(there, 0, b_step, 64 * j, _words), align=4), _halves)
-            for j in range(VECTORS)
-        ]
-        new = []
-        for i in range(ROWS):
-            pair = builder.load(at(here, i, a_row, 0, _word), align=2)
-            lone = builder.insert_element(none, pair, ir.Constant(_word, 0))
-            pairs = builder.bitcast(builder.shuffle_vector(lone, none, zeros), _halves)
-            new += [builder.call(dot, [sums[i * VECTORS + j], pairs, right[j]]) for j in range(VECTORS)]
-        fewer = builder.sub(left, ir.Constant(_int, 1))
-        following = [fewer, builder.add(here, a_step), builder.add(there, b_step), *new]
-        for value, after in zip([left, here, there, *sums], following, strict=True):
-            value.add_incoming(after, loop)
-        builder.cbranch(builder.icmp_signed("!=", fewer, ir.Constant(_int, 0)), loop, end)
-        builder.position_at_end(end)
-        for place, value in zip(places, new, strict=True):
+        first = [_phi(builder, _floats, (zero, entry), (value, load)) for value in before]
+        for place, value in zip(places, _products(builder, first, *factors), strict=True):
             builder.store(value, place, align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8, types.boolean), generate
+
+
+_POWER = (0.009570087, 0.05591786, 0.24024746, 0.6931218, 0.9999993)  # 2^r, |r| up to 1/2, to 3e-6 of its value
+
+
+def _power(builder: Any, t: Any) -> Any:
+    """2^t of a vector."""
+
+    def constant(value: float) -> Any:
+        return ir.Constant(_floats, [float(np.float32(value))] * 16)
+
+    n = _call(builder, "llvm.roundeven.v16f32", _floats, [t])
+    r = builder.fsub(t, n)
+    p = constant(_POWER[0])
+    for factor in _POWER[1:]:
+        p = _call(builder, "llvm.fma.v16f32", _floats, [p, r, constant(factor)])
+    every, as_set = ir.Constant(ir.IntType(16), -1), ir.Constant(_word, 4)
+    zero = ir.Constant(_floats, [0.0] * 16)
+    return _call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _floats, [p, n, zero, every, as_set])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _powers_tile(
+    context: Any, a: Any, a_row: Any, a_step: Any, b: Any, b_step: Any, steps: Any, bias: Any,
+    sums: Any, sums_row: Any, halves: Any, halves_row: Any, pairs: Any, pairs_row: Any,
+) -> Any:  # fmt: skip
+    """2^(bias [64] + products), [4, 64]: the sum of each row's vectors to `sums`, the rest rounded, in two layouts."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *factors, bias, sums, sums_row, halves, halves_row, pairs, pairs_row = arguments
+        zero = ir.Constant(_int, 0)
+        offsets = [builder.load(_at(builder, bias, 0, zero, 64 * j, _floats), align=4) for j in range(VECTORS)]
+        scores = _products(builder, offsets * ROWS, *factors)
+        rounded = []
+        for i in range(ROWS):
+            place = _at(builder, sums, i, sums_row, 0, _floats)
+            total = builder.load(place, align=4)
+            for j in range(VECTORS):
+                power = _power(builder, scores[i * VECTORS + j])
+                total = builder.fadd(total, power)
+                half = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _sixteen_halves, [power])
+                builder.store(half, _at(builder, halves, i, halves_row, 32 * j, _sixteen_halves), align=2)
+                rounded.append(builder.zext(builder.bitcast(half, ir.VectorType(ir.IntType(16), 16)), _words))
+            builder.store(total, place, align=4)
+        high = ir.Constant(_words, [16] * 16)
+        for i in range(0, ROWS, 2):
+            for j in range(VECTORS):
+                upper = builder.shl(rounded[(i + 1) * VECTORS + j], high)
+                word = builder.or_(upper, rounded[i * VECTORS + j])
+                builder.store(word, _at(builder, pairs, i // 2, pairs_row, 64 * j, _words), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 13), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def half(context: Any, value: Any) -> Any:
+    """A float rounded by the processor: the bits of a 16-bit one. As `halved`, which needs no such processor."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], _BFloat()), ir.IntType(16))
+
+    return types.int16(types.float32), generate
 
 
 @compiled
@@ -114,6 +189,27 @@ def multiply(a: Any, rows: Any, b: Any, out: Any, add: Any) -> None:
         for i in range(0, rows, ROWS):
             place = where + i * out_row + 4 * j
             _tile(here + i * a_row, a_row, np.int64(4), there + 4 * j, b_step, np.int64(steps), place, out_row, add)
+
+
+@compiled
+def multiply_to_powers(a: Any, rows: Any, b: Any, bias: Any, sums: Any, halves: Any, pairs: Any) -> None:
+    """2^(a [R, K] times b [K / 2, N, 2] + bias [N]), rounded, for `rows` rows, a multiple of 4.
+
+    Into halves [R, N] and, with pairs of rows in each 32 bits, into pairs [R / 2, N]. What they were before rounding is added to
+    sums [R, 16], over every sixteenth column.
+    """
+    steps, columns = b.shape[0], b.shape[1]
+    here, there, offsets = np.int64(a.ctypes.data), np.int64(b.ctypes.data), np.int64(bias.ctypes.data)
+    added, single, double = np.int64(sums.ctypes.data), np.int64(halves.ctypes.data), np.int64(pairs.ctypes.data)
+    a_row, b_step, added_row = np.int64(a.strides[0]), np.int64(4 * columns), np.int64(sums.strides[0])
+    single_row, double_row = np.int64(halves.strides[0]), np.int64(pairs.strides[0])
+    for j in range(0, columns, COLUMNS):
+        for i in range(0, rows, ROWS):
+            _powers_tile(
+                here + i * a_row, a_row, np.int64(4), there + 4 * j, b_step, np.int64(steps), offsets + 4 * j,
+                added + i * added_row, added_row, single + i * single_row + 2 * j, single_row,
+                double + i // 2 * double_row + 4 * j, double_row,
+            )  # fmt: skip
 
 
 @compiled

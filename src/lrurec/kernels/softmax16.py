@@ -10,23 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lrurec.kernels.arithmetic import as_float, compiled, f4, halved, i4, inlined
-from lrurec.kernels.dot16 import multiply, multiply_columns, pair_rows
+from lrurec.kernels.arithmetic import as_float, compiled, f4, i4
+from lrurec.kernels.dot16 import half, multiply, multiply_columns, multiply_to_powers
 
 WIDE = 128  # items at a time
-
-
-@inlined
-def power(t: Any) -> Any:
-    """2^t, to 3e-6 of its value; below -125 it stays at 2^-125."""
-    t = f4(-125.0) if t < f4(-125.0) else t
-    n = np.floor(f4(t + f4(0.5)))
-    r = f4(t - n)
-    p = f4(r * f4(0.009570087) + f4(0.05591786))
-    p = f4(p * r + f4(0.24024746))
-    p = f4(p * r + f4(0.6931218))
-    p = f4(p * r + f4(0.9999993))
-    return f4(p * as_float(i4((i4(n) + i4(127)) << i4(23))))
 
 
 @compiled
@@ -40,7 +27,7 @@ def pack_items(table: Any, columns: Any, rows: Any) -> None:
         count = min(WIDE, items - start)
         for i in range(count):
             for d in range(width):
-                some[i, d] = halved(table[start + i, d])
+                some[i, d] = half(table[start + i, d])
         for i in range(count, WIDE):
             for d in range(width):
                 some[i, d] = 0
@@ -59,7 +46,7 @@ def scale_and_halve(x: Any, by: Any, out: Any) -> None:
     rows, width = x.shape
     for i in range(rows):
         for j in range(width):
-            out[i, j] = halved(f4(x[i, j] * by[i]))
+            out[i, j] = half(f4(x[i, j] * by[i]))
 
 
 @compiled
@@ -72,18 +59,6 @@ def add_scaled(x: Any, by: Any, out: Any) -> None:
 
 
 @compiled
-def _powers(scores: Any, bias: Any, total: Any, out: Any) -> None:
-    """scores [R, WIDE] + bias to powers, rounded; their sums, of what they were before that, added to `total` [R]."""
-    for i in range(len(scores)):
-        s = f4(0)
-        for j in range(WIDE):
-            e = power(f4(scores[i, j] + bias[j]))
-            s += e
-            out[i, j] = halved(e)
-        total[i] += s
-
-
-@compiled
 def sums(
     hidden: Any, columns: Any, rows: Any, bias: Any, total: Any, store: Any, to_hidden: Any, gradients: Any
 ) -> None:
@@ -92,15 +67,17 @@ def sums(
     With `gradients`, also the powers times the items into `to_hidden` [R, D].
     """
     count = len(hidden)
-    scores, halves = np.empty((count, WIDE), np.float32), np.empty((count, WIDE), np.int16)
-    total[:] = 0
+    halves, lanes = np.empty((count, WIDE), np.int16), np.zeros((count, 16), np.float32)
     to_hidden[:] = 0
     for k in range(len(columns)):
-        multiply(hidden, count, columns[k], scores, False)
-        _powers(scores, bias[k * WIDE : (k + 1) * WIDE], total, halves)
-        pair_rows(halves, count, store[k])
+        multiply_to_powers(hidden, count, columns[k], bias[k * WIDE : (k + 1) * WIDE], lanes, halves, store[k])
         if gradients:
             multiply(halves, count, rows[k], to_hidden, True)
+    for i in range(count):
+        s = f4(0)
+        for j in range(16):
+            s += lanes[i, j]
+        total[i] = s
 
 
 @compiled

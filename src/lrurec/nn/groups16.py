@@ -15,7 +15,8 @@ from lrurec.kernels.dot16 import COLUMNS, has_dot16, pair_rows
 
 _LOG2E = 1.4426950408889634
 _LARGEST = 60.0  # e^60 times all items of a catalogue, and e^-60, are still floats
-_FEW_ITEMS, _FEW, _MANY = 1 << 14, 128, 256  # positions in a group over few items, and over many
+_FEW_ITEMS, _FEW = 1 << 14, 192  # positions in a group over few items
+_STORE, _LEAST = 96 << 20, 128  # bytes of exponentials over many items; positions that are worth reading them for
 
 
 def _padded(count: int, unit: int) -> int:
@@ -29,7 +30,7 @@ class DotGroup:
 
     @staticmethod
     def rows(items: int) -> int:
-        return _FEW if items <= _FEW_ITEMS else _MANY
+        return _FEW if items <= _FEW_ITEMS else max(_LEAST, _STORE // (2 * items))
 
     @staticmethod
     def suits(hidden: Tensor, table: Tensor, bias: Tensor) -> bool:
