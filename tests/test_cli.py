@@ -18,6 +18,7 @@ COMMANDS = [
     ["data", "describe"],
     ["train"],
     ["evaluate"],
+    ["compare"],
     ["recommend"],
     ["report"],
     ["reproduce"],

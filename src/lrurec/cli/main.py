@@ -22,6 +22,7 @@ examples:
   lrurec train data/mine --out runs/mine        a dataset to a trained model
   lrurec models                                 which models there are
   lrurec evaluate runs/mine                     how good it is, and for whom
+  lrurec compare runs/mine runs/other           which is better, and whether that may be luck
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
   lrurec reproduce main --datasets ml-1m        the paper's main table, with the published numbers beside
@@ -36,6 +37,7 @@ examples:
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from lrurec.cli import (
+        compare,
         data_describe,
         data_fetch,
         data_list,
@@ -70,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     train.add(commands)
     models.add(commands)
     evaluate.add(commands)
+    compare.add(commands)
     recommend.add(commands)
     report.add(commands)
     reproduce.add(commands)

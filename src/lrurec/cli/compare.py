@@ -1,0 +1,112 @@
+"""`lrurec compare`: which of two runs is better, and whether that may be luck."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrurec.cli.arguments import Commands, positive
+from lrurec.cli.console import progress_bar, table
+from lrurec.cli.parts import need
+from lrurec.errors import SettingsError
+
+if TYPE_CHECKING:
+    from lrurec.data.split import Targets
+    from lrurec.evaluation.metrics import Ranks
+    from lrurec.training.run import Run
+
+EXAMPLES = """\
+For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
+swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
+these users; another seed of the same model is another matter: train several.
+
+examples:
+  lrurec compare runs/lrurec runs/sasrec
+  lrurec compare runs/a runs/b --split valid -k 10 --json
+"""
+
+
+def add(commands: Commands) -> None:
+    p = commands.add_parser(
+        "compare",
+        help="which of two runs is better, and whether that may be luck",
+        description="Compare two runs on the same dataset, user by user.",
+        epilog=EXAMPLES,
+    )
+    p.add_argument("first", metavar="RUN_A", help="a run folder made by lrurec train")
+    p.add_argument("second", metavar="RUN_B", help="another one, trained on the same dataset")
+    p.add_argument("--split", choices=("test", "valid"), default="test")
+    p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
+    p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the random draws (default 0)")
+    p.add_argument("--json", action="store_true", help="print everything as JSON")
+    p.set_defaults(run=run, parser=p)
+
+
+def run(options: argparse.Namespace) -> int:
+    need("train")
+    from lrurec.data.split import leave_last_out
+    from lrurec.evaluation.metrics import METRICS
+    from lrurec.evaluation.significance import compare
+    from lrurec.training.run import Run
+
+    if options.seed < 0:
+        raise SettingsError("--seed is a number from 0 on")
+    first, second = (Run.open(Path(path)) for path in (options.first, options.second))
+    if first.manifest["dataset"]["content_id"] != second.manifest["dataset"]["content_id"]:
+        raise SettingsError(
+            f"{options.first} and {options.second} were trained on different datasets; compare runs of one"
+        )
+    split = leave_last_out(first.dataset(options.dataset))
+    targets = split.test if options.split == "test" else split.valid
+    a, b = (_ranks(opened, targets) for opened in (first, second))
+    ks = options.ks or [10, 20]
+    differences = {
+        f"{name}@{k}": asdict(compare(values(a, k), values(b, k), options.seed))
+        for k in ks
+        for name, values in METRICS.items()
+    }
+    runs = {"first": options.first, "second": options.second}
+    report = {**runs, "split": options.split, "users": len(targets), "seed": options.seed, "metrics": differences}
+    print(json.dumps(report, indent=1) if options.json else _told(report))
+    return 0
+
+
+def _ranks(opened: "Run", targets: "Targets") -> "Ranks":
+    from lrurec.data.progress import counted
+    from lrurec.evaluation.ranking import rank
+
+    t = opened.config.training
+    with progress_bar() as progress:
+        shown = counted(progress, f"ranking {opened.folder}", len(targets))
+        return rank(opened.model(), targets, t.max_length, device=t.device, progress=shown).ranks
+
+
+def _told(report: dict[str, Any]) -> str:
+    rows = [["metric", "A", "B", "A - B", "95% interval", "relative", "p", "A better", "B better"]]
+    for name, d in report["metrics"].items():
+        relative = f"{d['mean'] / d['second']:+.1%}" if d["second"] else "-"
+        rows.append(
+            [
+                name,
+                f"{d['first']:.5f}",
+                f"{d['second']:.5f}",
+                f"{d['mean']:+.5f}",
+                f"{d['low']:+.5f} to {d['high']:+.5f}",
+                relative,
+                f"{d['p']:.4f}",
+                f"{d['better']:,}",
+                f"{d['worse']:,}",
+            ]
+        )
+    head = f"A: {report['first']}\nB: {report['second']}\n{report['users']:,} users, {report['split']} split"
+    return "\n\n".join([head, table(rows), _verdict(report)])
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    """One sentence on the first NDCG."""
+    name, d = next((n, d) for n, d in report["metrics"].items() if n.startswith("ndcg"))
+    if d["p"] >= 0.05:
+        return f"{name}: no difference that these users can show (p = {d['p']:.2f})"
+    return f"{name}: {'A' if d['mean'] > 0 else 'B'} is better (p = {d['p']:.4f})"

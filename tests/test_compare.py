@@ -1,0 +1,82 @@
+"""Which of two runs is better, and whether that may be luck."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lrurec
+from conftest import Run
+from lrurec.evaluation.significance import chance, chance_reference, compare
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.63, -0.5, 0.0, 0.5, 0.63, 1.0]), min_size=1, max_size=11))
+@settings(max_examples=40, deadline=None)
+def test_chance_is_that_of_all_swaps(values: list[float]) -> None:
+    difference = np.array(values)
+    assert chance(difference, draws=40_000) == pytest.approx(chance_reference(difference), abs=0.015)
+
+
+def test_the_same_values_differ_by_nothing() -> None:
+    values = np.random.default_rng(0).random(50)
+    found = compare(values, values)
+    assert (found.mean, found.low, found.high, found.p, found.better, found.worse) == (0, 0, 0, 1, 0, 0)
+
+
+def test_luck_and_merit() -> None:
+    """Of 200 comparisons of equal models about 5% have p below 0.05; a model that is better is found out, its gain inside."""
+    random = np.random.default_rng(0)
+    base = random.random((200, 300))
+    lucky = [compare(a, b, draws=1000).p < 0.05 for a, b in zip(base[:100], base[100:], strict=True)]
+    assert 0 <= sum(lucky) <= 12
+    found = compare(base[0] + random.normal(0.1, 0.2, 300), base[0])
+    assert found.p < 0.001 and found.low < 0.1 < found.high and found.better > found.worse
+
+
+def test_swapping_the_runs_turns_the_sign() -> None:
+    a, b = np.random.default_rng(1).random((2, 80))
+    there, back = compare(a, b), compare(b, a)
+    assert there.mean == pytest.approx(-back.mean) and there.better == back.worse
+    assert there.p == back.p
+
+
+@pytest.fixture
+def runs(tmp_path: Path, run: Run) -> Path:
+    rows = [(u, (u + k) % 12) for u in range(40) for k in range(9)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    small = ("--set", "model.width=16", "--set", "model.channels=8", "--set", "training.steps=60")
+    more = ("--set", "training.learning_rate=0.02", "--set", "training.batch=16")
+    assert run("train", tmp_path / "data", "--out", tmp_path / "good", *small, *more).code == 0
+    assert run("train", tmp_path / "data", "--out", tmp_path / "popular", "--model", "popularity").code == 0
+    return tmp_path
+
+
+def test_the_command(runs: Path, run: Run) -> None:
+    told = run("compare", runs / "good", runs / "popular", "-k", "1")
+    assert told.code == 0 and "ndcg@1: A is better" in told.out and "40 users, test split" in told.out
+    assert "ndcg@1: B is better" in run("compare", runs / "popular", runs / "good", "-k", "1").out
+    assert "no difference" in run("compare", runs / "good", runs / "good").out
+    report = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--split", "valid", "--json").out)
+    assert set(report["metrics"]) == {"recall@1", "ndcg@1", "mrr@1"}
+    alone = json.loads(run("evaluate", runs / "good", "-k", "1", "--split", "valid", "--json").out)["metrics"]
+    found = report["metrics"]["recall@1"]
+    assert found["first"] == pytest.approx(alone["recall@1"]["value"])
+    assert found["low"] <= found["mean"] <= found["high"] and found["p"] < 0.001
+
+
+def test_mistakes(runs: Path, run: Run) -> None:
+    rows = [(u, (u + k) % 9) for u in range(20) for k in range(9)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=runs / "other-data")
+    assert run("train", runs / "other-data", "--out", runs / "other", "--model", "popularity").code == 0
+    for arguments, words in (
+        (("good", "other"), "different datasets"),
+        (("good", "nowhere"), "nowhere"),
+        (("good", "popular", "--seed", "-1"), "--seed"),
+    ):
+        paths = [a if a.startswith("-") else str(runs / a) for a in arguments[:2]]
+        done = run("compare", *paths, *arguments[2:])
+        assert done.code == 2 and words in done.err and done.err.count("\n") == 1
