@@ -43,7 +43,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[train,serve,test]'
+	$(PIP) --editable '.[train,reproduce,serve,test]'
 	touch $(VENV)/.demo $@
 
 clean:

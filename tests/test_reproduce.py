@@ -22,6 +22,7 @@ from lrurec.experiments import settings
 from lrurec.experiments.cells import DONE, FAILED
 from lrurec.experiments.markdown import page, remarks, text_rows
 from lrurec.experiments.published import published
+from lrurec.experiments.rows import main
 from lrurec.experiments.settings import kind_of, settings_for
 from lrurec.experiments.tables import METRICS, tables
 from lrurec.training.checkpoint import load_checkpoint
@@ -322,6 +323,7 @@ def made_up(model: str, seed: int, factor: float, **more: object) -> dict[str, A
     dataset = {"name": "ml-1m", "given": "ml-1m", "content_id": "x", "kind": "dense", "not_the_papers": None}
     return {
         "target": "main",
+        "row": model,
         "dataset": {**dataset, "users": 6040, "items": 3416, "events": 999_611},
         "model": model,
         "seed": seed,
@@ -346,7 +348,7 @@ def test_ours_beside_the_papers() -> None:
         made_up("popularity", 0, 1.0),
         made_up("narm", 0, 1.0, state=FAILED, error=["first", "the last line"]),
     ]
-    (table,) = tables(cells, published("main"))
+    (table,) = tables(cells, published("main"), main("dense"))
     rows = {row["model"]: row for row in table["rows"]}
     assert list(rows)[-1] == "lrurec" and next(iter(rows)) == "popularity"
     verdicts = {model: row["verdict"] for model, row in rows.items()}
@@ -362,7 +364,7 @@ def test_ours_beside_the_papers() -> None:
     assert rows["lrurec"]["relative"]["recall@20"] == pytest.approx(0.01)
     assert rows["lrurec"]["seconds"] == 10.5 and rows["lrurec"]["peak_memory"] == 1e9 + 1
     lead = table["lead"]["ndcg@10"]
-    assert lead["over"] == "gru4rec" and lead["ours"] == pytest.approx(0.19065 * 1.01 / (0.15943 * 1.06) - 1)
+    assert lead["over"] == "GRU4Rec" and lead["ours"] == pytest.approx(0.19065 * 1.01 / (0.15943 * 1.06) - 1)
     assert lead["published"] == pytest.approx(0.0422, abs=1e-4)
     marked = text_rows(table, marked=True)
     assert marked[-1][2].startswith("**0.19256 ±") and [row[2] for row in marked if row[0] == "GRU4Rec"] == [
@@ -373,12 +375,19 @@ def test_ours_beside_the_papers() -> None:
         "lrurec reproduce main --datasets ml-1m --models popularity,gru4rec,narm,sasrec --seeds 0",
         "lrurec reproduce main --datasets ml-1m --models lrurec --seeds 0,1",
     ]
-    whole = {"table": "Table 3", "caption": "Main", "paper": "P", "datasets": [table], "machines": ["m"], "missing": []}
+    whole = {
+        "table": "Table 3",
+        "caption": "Main",
+        "split": "test",
+        "paper": "P",
+        "datasets": [table],
+        "machines": ["m"],
+    }
     assert "| 0.18293 | -10.0% |" in page(whole)
 
 
 def test_other_data_of_the_same_name_is_not_judged() -> None:
     one = made_up("lrurec", 0, 1.0)
     one["dataset"]["not_the_papers"] = "it has 5 users"
-    (table,) = tables([one], published("main"))
+    (table,) = tables([one], published("main"), main("dense"))
     assert table["rows"][0]["verdict"] == "other data" and table["notes"] == ["not the paper's data: it has 5 users"]

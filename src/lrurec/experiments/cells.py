@@ -35,15 +35,21 @@ class Cell:
 
     target: str
     dataset: Found
+    row: str  # of the table
     model: str
     seed: int
     chosen: Chosen
     given: tuple[str, ...]  # the settings of the command line
-    folder: Path
+    out: Path
 
     @property
     def name(self) -> str:
-        return f"{self.dataset.name}/{self.model}/seed-{self.seed}"
+        """What people call it; the folder without OUT, and without the target where that is the main table."""
+        return str(self.folder.relative_to(self.out)).removeprefix("main/")
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.target / self.dataset.name / self.row / f"seed-{self.seed}"
 
     @property
     def run(self) -> Path:
@@ -112,6 +118,7 @@ class Cell:
                 "events": d.events,
                 "not_the_papers": d.strange(),
             },
+            "row": self.row,
             "model": self.model,
             "seed": self.seed,
             "recipe": self.chosen.recipe,
@@ -142,11 +149,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def records(out: Path, target: str) -> Iterator[dict[str, Any]]:
-    """All cells of a target that have ended, by dataset, model and seed."""
+    """All cells of a target that have ended, by dataset, row and seed; `folder` says where each is."""
     for path in sorted((out / target).glob(f"*/*/seed-*/{RECORD}")):
         record = read_record(path.parent)
         if record is not None:
-            yield record
+            yield {"row": record["model"], **record, "folder": path.parent}
 
 
 def _config(values: dict[str, Any]) -> RunConfig | None:

@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from lrurec.experiments.tables import CLOSE, JUDGED
-from lrurec.models.registry import MODELS
 
 NAMES = {"ndcg@10": "NDCG@10", "recall@10": "Recall@10", "ndcg@20": "NDCG@20", "recall@20": "Recall@20"}
 _HEAD = ["model", "seeds", "NDCG@10", "paper", "diff.", "Recall@10", "paper", "diff.", "verdict", "seconds", "memory"]
 
 
 def text_rows(table: dict[str, Any], marked: bool = False) -> list[list[str]]:
-    """Head and rows; `marked`, with the best value in bold and the second in italics, as the paper marks them."""
+    """Head and rows; `marked`: with the best value in bold and the second in italics, as the paper marks them."""
     marks = {m: _marks(table["rows"], m) if marked else {} for m in JUDGED}
     rows = [list(_HEAD)]
     for r in table["rows"]:
-        cells = [title(r["model"]), str(len(r["seeds"])) + (f" of {_tried(r)}" if r["failed"] else "")]
+        cells = [r["title"], str(len(r["seeds"])) + (f" of {_tried(r)}" if r["failed"] else "")]
         for m in JUDGED:
-            mark = marks[m].get(r["model"], "")
+            mark = marks[m].get(r["row"], "")
             cells.append(f"{mark}{_mean(r['test'][m])}{mark}" if r["test"] else "-")
             cells.append(f"{r['published'][m]:.5f}" if r["published"] else "-")
             cells.append(f"{r['relative'][m]:+.1%}" if r["relative"] else "-")
@@ -26,11 +25,6 @@ def text_rows(table: dict[str, Any], marked: bool = False) -> list[list[str]]:
         cells += [f"{r['seconds']:,.0f}", f"{r['peak_memory'] / 1e6:,.0f} MB"] if r["test"] else ["-", "-"]
         rows.append(cells)
     return rows
-
-
-def title(model: str) -> str:
-    """What people call a model."""
-    return MODELS[model].card.title if model in MODELS else model
 
 
 def remarks(table: dict[str, Any]) -> list[str]:
@@ -42,11 +36,11 @@ def remarks(table: dict[str, Any]) -> list[str]:
             one = table["lead"][m]
             ours = f"{one['ours']:+.1%}" if one["ours"] is not None else "-"
             paper = f" (the paper: {one['published']:+.1%})" if one["published"] is not None else ""
-            parts.append(f"{NAMES[m]} {ours} over {title(one['over'])}{paper}")
-        said.append(f"{title('lrurec')} against the best of the others: {'; '.join(parts)}.")
+            parts.append(f"{NAMES[m]} {ours} over {one['over']}{paper}")
+        said.append(f"LRURec against the best of the others: {'; '.join(parts)}.")
     said += [f"Note: {note}." for note in table["notes"]]
     for r in table["rows"]:
-        said += [f"{title(r['model'])}, seed {seed}, failed: {lines[-1]}" for seed, lines in r["failed"].items()]
+        said += [f"{r['title']}, seed {seed}, failed: {lines[-1]}" for seed, lines in r["failed"].items()]
     return said
 
 
@@ -56,7 +50,7 @@ def page(whole: dict[str, Any]) -> str:
         f"# {whole['table']}: {whole['caption'][0].lower()}{whole['caption'][1:]}",
         "",
         f"Published numbers: {whole['table']} of {whole['paper']}.",
-        "Test split, all items ranked, seen ones masked; the weights with the best validation Recall@10. Mean and standard deviation over",
+        f"{whole['split'][0].upper()}{whole['split'][1:]}, seen ones masked; the weights with the best validation Recall@10. Mean and standard deviation over",
         "the seeds; best in bold, second in italics. Seconds are those of training and validation (mean), memory is the most a process held.",
         "",
         f"Reproduced: both metrics within {CLOSE:.0%} of the paper's. Above: neither further below, at least one further above. Below: by how much,",
@@ -81,8 +75,6 @@ def page(whole: dict[str, Any]) -> str:
     if whole["datasets"]:
         lines += ["", "## Settings", "", *_settings(whole["datasets"])]
         lines += ["", f"Made on {'; '.join(whole['machines'])}, with {_threads(whole['datasets'])} per process."]
-    if whole["missing"]:
-        lines += ["", f"Not done yet: {', '.join(whole['missing'])}."]
     return "\n".join(lines) + "\n"
 
 
@@ -90,7 +82,7 @@ def _settings(tables: Sequence[dict[str, Any]]) -> list[str]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = defaultdict(list)
     for table in tables:
         for r in table["rows"]:
-            groups[table["dataset"], r["recipe"], tuple(r["settings"])].append(title(r["model"]))
+            groups[table["dataset"], r["recipe"], tuple(r["settings"])].append(r["title"])
     return [
         f"- {dataset}, {', '.join(models)}: `--recipe {recipe}`" + "".join(f", `{s}`" for s in settings)
         for (dataset, recipe, settings), models in groups.items()
@@ -108,7 +100,7 @@ def _mean(value: dict[str, Any]) -> str:
 
 def _marks(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, str]:
     ranked = sorted((r for r in rows if r["test"]), key=lambda r: -r["test"][metric]["mean"])
-    return {r["model"]: mark for r, mark in zip(ranked, ("**", "*"), strict=False)} if len(ranked) > 1 else {}
+    return {r["row"]: mark for r, mark in zip(ranked, ("**", "*"), strict=False)} if len(ranked) > 1 else {}
 
 
 def _tried(row: dict[str, Any]) -> int:

@@ -9,17 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """One table of the paper."""
+    """One table of the paper, or what it says of a figure."""
 
+    target: str
     paper: str
     table: str
     caption: str
-    values: dict[str, dict[str, dict[str, float]]]  # dataset, model, metric
+    split: str
+    values: dict[str, dict[str, dict[str, float]]]  # dataset, row, metric
     notes: dict[str, str]  # of a dataset: what is odd about the printed numbers
 
-    def of(self, dataset: str, model: str) -> dict[str, float] | None:
-        """The metrics of a model on a dataset; None where the paper has none."""
-        return self.values.get(dataset.lower(), {}).get(model)
+    def of(self, dataset: str, row: str) -> dict[str, float] | None:
+        """The metrics of a row on a dataset; None where the paper has none."""
+        return self.values.get(dataset.lower(), {}).get(row)
 
     def improvement(self, dataset: str, metric: str) -> float | None:
         """How far the paper's LRURec is above the best of its baselines: 0.04 is 4%."""
@@ -30,8 +32,8 @@ class Published:
 
 @cache
 def published(target: str) -> Published:
-    """The table that a target makes again."""
+    """The table (or figure) that a target makes again."""
     text = resources.files("lrurec.experiments").joinpath("published.json").read_text(encoding="utf-8")
     whole: dict[str, Any] = json.loads(text)
     found = whole[target]
-    return Published(whole["paper"], found["table"], found["caption"], found["values"], found["notes"])
+    return Published(target, whole["paper"], *(found[k] for k in ("table", "caption", "split", "values", "notes")))

@@ -14,7 +14,7 @@ from lrurec.models.base import CountingModel
 from lrurec.models.registry import model_class
 from lrurec.training.config import RunConfig, TrainingConfig, config_for
 
-KINDS = ("dense", "sparse")
+KINDS = ("dense", "sparse", "long")
 
 
 @cache
@@ -24,12 +24,14 @@ def table() -> dict[str, Any]:
 
 
 def kind_of(mean_length: float) -> str:
-    """`sparse` where histories are short on average, else `dense`.
+    """`sparse` where histories are short on average, `long` where they are long, else `dense`.
 
-    >>> kind_of(7.6), kind_of(165.5)
-    ('sparse', 'dense')
+    >>> kind_of(7.6), kind_of(165.5), kind_of(958.8)
+    ('sparse', 'dense', 'long')
     """
-    return "sparse" if mean_length < table()["sparse_below"] else "dense"
+    if mean_length < table()["sparse_below"]:
+        return "sparse"
+    return "dense" if mean_length < table()["long_from"] else "long"
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Chosen:
         return ["--model", model, "--recipe", self.recipe, *(o for a in self.assignments for o in ("--set", a))]
 
 
-def settings_for(kind: str, model: str, seed: int, given: Sequence[str] = ()) -> Chosen:
-    """The settings of the kind, of the model, and those given: in that order.
+def settings_for(kind: str, model: str, seed: int, given: Sequence[str] = (), row: Sequence[str] = ()) -> Chosen:
+    """The settings of the kind, of the model, those given, and those of the row of a table: in that order.
 
-    Of the first and the last, those that mean nothing to the model are left out.
+    Of the kind's and the given ones, those that mean nothing to the model are left out.
     """
     base, own = table()[kind], table().get("models", {}).get(model, {}).get(kind, {})
     lines: dict[str, str] = {}
@@ -62,6 +64,10 @@ def settings_for(kind: str, model: str, seed: int, given: Sequence[str] = ()) ->
         if _means(model, part, name):
             lines.pop(key, None)  # it stands last, where it was given
             lines[key] = assignment
+    for assignment in row:
+        key = assignment.partition("=")[0]
+        lines.pop(key, None)
+        lines[key] = assignment
     assignments = (*lines.values(), f"training.seed={seed}")
     recipe = own.get("recipe", base["recipe"])
     return Chosen(recipe, assignments, config_for(recipe, None, list(assignments), model))

@@ -10,7 +10,7 @@ from typing import Any
 
 from lrurec.experiments.cells import DONE, FAILED
 from lrurec.experiments.published import Published
-from lrurec.models.registry import MODELS
+from lrurec.experiments.rows import Row
 
 METRICS = ("ndcg@10", "recall@10", "ndcg@20", "recall@20")
 JUDGED = METRICS[:2]  # what the verdict is about
@@ -18,25 +18,26 @@ CLOSE = 0.05
 Record = dict[str, Any]
 
 
-def tables(records: Iterable[Record], published: Published) -> list[dict[str, Any]]:
-    """One table per dataset, in the paper's order, others after; models in the registry's, LRURec last."""
+def tables(records: Iterable[Record], published: Published, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One table per dataset, in the paper's order, others after; rows in the order given, LRURec last."""
     by_dataset: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_dataset[record["dataset"]["name"]].append(record)
     return [
-        _table(name, by_dataset[name], published)
+        _table(name, by_dataset[name], published, rows)
         for name in sorted(by_dataset, key=lambda n: (_place(n.lower(), published.values), n))
     ]
 
 
-def _table(name: str, records: Sequence[Record], published: Published) -> dict[str, Any]:
+def _table(name: str, records: Sequence[Record], published: Published, known: Sequence[Row]) -> dict[str, Any]:
     facts = records[-1]["dataset"]
     strange = facts["not_the_papers"]
-    by_model: dict[str, list[Record]] = defaultdict(list)
+    by_row: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        by_model[record["model"]].append(record)
-    names = sorted(by_model, key=lambda m: (m == "lrurec", _place(m, MODELS), m))
-    rows = [_row(m, by_model[m], published.of(name, m), strange is not None) for m in names]
+        by_row[record["row"]].append(record)
+    order, titles = [row.name for row in known], {row.name: row.title for row in known}
+    names = sorted(by_row, key=lambda row: (row == "lrurec", _place(row, order), row))
+    rows = [_row(row, titles.get(row, row), by_row[row], published.of(name, row), strange is not None) for row in names]
     if len({r["dataset"]["content_id"] for r in records}) > 1:
         notes = ["the cells were trained on different versions of the dataset"]
     else:
@@ -45,25 +46,29 @@ def _table(name: str, records: Sequence[Record], published: Published) -> dict[s
         notes.append(published.notes[name.lower()])
     for row in rows:
         if row["mixed_settings"]:
-            notes.append(f"{row['model']}: its seeds were trained with different settings")
+            notes.append(f"{row['title']}: its seeds were trained with different settings")
     return {
         "dataset": name,
         **{key: facts[key] for key in ("kind", "users", "items", "events")},
         "rows": rows,
         "lead": _lead(name, rows, published),
         "notes": notes,
-        "commands": _commands(records, names),
+        "commands": _commands(published.target, records, names),
     }
 
 
-def _row(model: str, records: Sequence[Record], paper: dict[str, float] | None, strange: bool) -> dict[str, Any]:
+def _row(
+    name: str, title: str, records: Sequence[Record], paper: dict[str, float] | None, strange: bool
+) -> dict[str, Any]:
     done = [r for r in records if r["state"] == DONE]
     failed = {r["seed"]: r["error"] for r in records if r["state"] == FAILED}
     ours = {m: _spread([r["test"][m] for r in done]) for m in METRICS} if done else None
     relative = {m: ours[m]["mean"] / paper[m] - 1 for m in METRICS} if ours and paper else None
     settings = [[s for s in r["settings"] if not s.startswith("training.seed=")] for r in done or records]
     return {
-        "model": model,
+        "row": name,
+        "title": title,
+        "model": records[0]["model"],
         "seeds": [r["seed"] for r in done],
         "test": ours,
         "published": paper,
@@ -108,8 +113,8 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def _lead(dataset: str, rows: Sequence[dict[str, Any]], published: Published) -> dict[str, Any] | None:
     """How far LRURec is ahead of the best other model here, metric by metric, and in the paper."""
-    ours = next((r["test"] for r in rows if r["model"] == "lrurec"), None)
-    others = [r for r in rows if r["model"] != "lrurec" and r["test"]]
+    ours = next((r["test"] for r in rows if r["row"] == "lrurec"), None)
+    others = [r for r in rows if r["row"] != "lrurec" and r["test"]]
     if ours is None or not others:
         return None
     lead = {}
@@ -117,22 +122,22 @@ def _lead(dataset: str, rows: Sequence[dict[str, Any]], published: Published) ->
         best = max(others, key=lambda r: r["test"][metric]["mean"])
         value = best["test"][metric]["mean"]
         lead[metric] = {
-            "over": best["model"],
+            "over": best["title"],
             "ours": ours[metric]["mean"] / value - 1 if value else None,
             "published": published.improvement(dataset, metric),
         }
     return lead
 
 
-def _commands(records: Sequence[Record], models: Sequence[str]) -> list[str]:
-    """The commands that make these cells: one, if every model has the same seeds and settings."""
+def _commands(target: str, records: Sequence[Record], rows: Sequence[str]) -> list[str]:
+    """The commands that make these cells: one, if every row has the same seeds and settings."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for model in models:
-        mine = [r for r in records if r["model"] == model]
+    for row in rows:
+        mine = [r for r in records if r["row"] == row]
         for given in dict.fromkeys(tuple(r["given"]) for r in mine):
             seeds = tuple(sorted(r["seed"] for r in mine if tuple(r["given"]) == given))
-            groups[given, seeds].append(model)
-    dataset, target = records[-1]["dataset"]["given"], records[-1]["target"]
+            groups[given, seeds].append(row)
+    dataset = records[-1]["dataset"]["given"]
     return [
         f"lrurec reproduce {target} --datasets {dataset} --models {','.join(names)} --seeds {','.join(map(str, seeds))}"
         + "".join(f" --set {setting}" for setting in given)

@@ -2,15 +2,19 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lrurec.config import unknown
+from lrurec.errors import SettingsError
+from lrurec.experiments import curves, eigenvalues, latency, markdown, rows, sensitivity, statistics
 from lrurec.experiments.cells import Cell, locked, records
 from lrurec.experiments.datasets import Found
-from lrurec.experiments.markdown import page
+from lrurec.experiments.figures import save
+from lrurec.experiments.made import Made
 from lrurec.experiments.published import published
+from lrurec.experiments.rows import Row, telling_first
 from lrurec.experiments.settings import settings_for
 from lrurec.experiments.tables import tables
 from lrurec.training.run import write_json
@@ -21,7 +25,7 @@ class Asked:
     """What the user wants of a target."""
 
     datasets: Sequence[Found]
-    models: Sequence[str]
+    rows: Sequence[str] | None  # None: all
     seeds: Sequence[int]
     given: tuple[str, ...]  # settings
     out: Path
@@ -29,73 +33,108 @@ class Asked:
 
 @dataclass(frozen=True)
 class Target:
-    """One of the paper's tables."""
+    """One of the paper's tables or figures."""
 
     name: str
     about: str
     result: str  # what it is called among the results of a repository
-    cells: Callable[[str, Asked], list[Cell]]
-    tables: Callable[[str, Path, Sequence[str]], dict[str, Any]]
+    rows: Callable[[str], list[Row]]  # by the kind of the dataset
+    make: Callable[[str, Asked], Made]
+    part: str = "train"  # what must be installed
+    measure: Callable[[Path, bool, Callable[[str], None]], None] | None = None  # what is not trained but timed
+    datasets: Sequence[str] = field(default=())
+
+    def known(self) -> list[Row]:
+        """All rows that there are, of any kind of dataset."""
+        return self.rows("dense")
+
+    def check(self, names: Sequence[str] | None) -> None:
+        """Refuse rows that the table does not have."""
+        known = [row.name for row in self.known()]
+        if names and not known:
+            raise SettingsError(f"{self.name} has no models to choose from; leave out --models")
+        for name in names or ():
+            if name not in known:
+                raise unknown("model" if self.name == "main" else f"row of {self.name}", name, known)
 
     def plan(self, asked: Asked) -> list[Cell]:
-        """The cells that it takes."""
-        return self.cells(self.name, asked)
+        """The cells that it takes; the seeds outermost, so that the table fills evenly, then the most telling rows.
 
-    def write(self, out: Path, wanted: Sequence[Cell], results: Path | None = None) -> dict[str, Any]:
+        A cell whose settings are those of the main table is a cell of the main table: it is trained once.
+        """
+        cells = []
+        for seed in asked.seeds:
+            for name in asked.rows or [row.name for row in telling_first(self.known())]:
+                for dataset in asked.datasets:
+                    row = next(row for row in self.rows(dataset.kind) if row.name == name)
+                    plain = settings_for(dataset.kind, row.model, seed, asked.given)
+                    chosen = settings_for(dataset.kind, row.model, seed, asked.given, row.settings)
+                    target, folder = ("main", row.model) if chosen.config == plain.config else (self.name, row.name)
+                    shown = plain if target == "main" else chosen
+                    cells.append(Cell(target, dataset, folder, row.model, seed, shown, asked.given, asked.out))
+        return cells
+
+    def write(self, asked: Asked, wanted: Sequence[Cell], results: Path | None = None) -> dict[str, Any]:
         """OUT/NAME.json and OUT/NAME.md from all cells that are there, and copies among the results; gives the numbers."""
+        out = asked.out
         with locked(out / f".{self.name}.lock"):  # another queue may be about to write what it read before us
+            made = self.make(self.name, asked)
             missing = [cell.name for cell in wanted if cell.record is None]
-            whole = self.tables(self.name, out, missing)
-            _put(out / f"{self.name}.md", page(whole))
-            write_json(out / f"{self.name}.json", whole)
+            whole = {**made.whole, "missing": missing}
+            text = made.text + (f"\nNot done yet: {', '.join(missing)}.\n" if missing else "")
+            files = [f"{self.name}.md", f"{self.name}.json"]
+            _put(out / files[0], text)
+            write_json(out / files[1], whole)
+            for stem, draw in made.figures.items():
+                files += [path.name for path in save(draw, out / stem)]
             if results is not None:
                 results.mkdir(parents=True, exist_ok=True)
-                for end in ("md", "json"):
-                    shutil.copyfile(out / f"{self.name}.{end}", results / f"{self.result}.{end}")
+                for file in files:
+                    shutil.copyfile(out / file, results / file.replace(self.name, self.result, 1))
         return whole
 
 
-def _one_per_model(target: str, asked: Asked) -> list[Cell]:
-    """Every model on every dataset with every seed; the seeds outermost, so that the table fills evenly."""
-    return [
-        Cell(
-            target,
-            dataset,
-            model,
-            seed,
-            settings_for(dataset.kind, model, seed, asked.given),
-            asked.given,
-            asked.out / target / dataset.name / model / f"seed-{seed}",
-        )
-        for seed in asked.seeds
-        for dataset in asked.datasets
-        for model in asked.models
-    ]
-
-
-def _main_tables(target: str, out: Path, missing: Sequence[str]) -> dict[str, Any]:
-    paper, found = published(target), list(records(out, target))
-    return {
+def _beside_the_papers(target: str, asked: Asked) -> Made:
+    """A table of metrics with the published ones beside them."""
+    paper, known = published(target), TARGETS[target].known()
+    found = list(records(asked.out, target))
+    if target != "main" and any(row.name == "lrurec" for row in known):
+        found += [record for record in records(asked.out, "main") if record["row"] == "lrurec"]
+    whole = {
         "target": target,
         "paper": paper.paper,
         "table": paper.table,
         "caption": paper.caption,
+        "split": paper.split,
         "machines": sorted({r["machine"] for r in found}),
-        "datasets": tables(found, paper),
-        "missing": list(missing),
+        "datasets": tables(found, paper, known),
     }
+    return Made(whole, markdown.page(whole))
 
 
-TARGETS = {
+def _nothing(kind: str) -> list[Row]:
+    return []
+
+
+TARGETS: dict[str, Target] = {
     row.name: row
-    for row in (Target("main", "Table 3: every model on every dataset", "baselines", _one_per_model, _main_tables),)
-}
+    for row in (
+        Target("datasets", "Table 2: how large each dataset is", "datasets", _nothing, lambda t, a: statistics.made(a.datasets)),
+        Target("main", "Table 3: every model on every dataset", "baselines", rows.main, _beside_the_papers),
+        Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
+        Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
+        Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),
+        Target("curves", "Figure 1, left: Recall@10 in training, by step and by second", "curves", rows.curves, lambda t, a: curves.made(a.out), "reproduce"),
+        Target("latency", "Figure 1, right: the time of 2,048 predictions while a history grows", "latency", _nothing, lambda t, a: latency.made(a.out), "reproduce", latency.measure),
+        Target("sensitivity", "Figure 4: Recall@10 by weight decay and by dropout", "sensitivity", rows.sensitivity, lambda t, a: sensitivity.made(a.out), "reproduce"),
+    )
+}  # fmt: skip
 
 
 def target(name: str) -> Target:
     """The row of a name; an unknown one is an error that suggests the right one."""
     if name not in TARGETS:
-        raise unknown("target", name, TARGETS)
+        raise unknown("target", name, [*TARGETS, "all"])
     return TARGETS[name]
 
 

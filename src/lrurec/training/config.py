@@ -38,6 +38,7 @@ class TrainingConfig:
     shared_negatives: bool = False  # one set of negatives for all positions of a step
     validate_every: int = 1000
     patience: int = 10
+    candidates: int = 0  # rank among so many sampled items in validation and test, as the paper does for XLong; 0: all
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
@@ -52,6 +53,8 @@ class TrainingConfig:
         for name in ("max_length", "batch", "validate_every", "patience", "epochs", "negatives"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")
+        if self.candidates < 0:
+            raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:
             raise SettingsError("training.schedule=one-cycle needs training.steps")
 

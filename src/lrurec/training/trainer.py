@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from lrurec.data.batches import Sampler, Windows, pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.negatives import Negatives
-from lrurec.data.split import Split
+from lrurec.data.split import Split, Targets
 from lrurec.errors import LrurecError
+from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
 from lrurec.evaluation.report import training_counts
@@ -260,19 +261,21 @@ class Trainer:
 
     def evaluate(self, part: str) -> dict[str, float]:
         """Metrics of the model as it is now, on `valid` or `test`."""
+        return self._metrics(self.model, self.split.valid if part == "valid" else self.split.test)
+
+    def _metrics(self, model: Model, targets: Targets) -> dict[str, float]:
         t = self.config.training
-        targets = self.split.valid if part == "valid" else self.split.test
-        return summary(rank(self.model, targets, t.max_length, device=t.device).ranks)
+        drawn = Candidates(t.candidates, 0) if t.candidates else None  # the same for every model and seed
+        return summary(rank(model, targets, t.max_length, candidates=drawn, device=t.device).ranks)
 
     def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
-        t = self.config.training
         return {
             "steps": self.step,
             "best_step": self.best_step,
             "seconds": round(self.seconds, 1),
             "valid": self.best,
-            "test": summary(rank(best, self.split.test, t.max_length, device=t.device).ranks),
+            "test": self._metrics(best, self.split.test),
             **best.facts(),
         }
 
