@@ -21,6 +21,7 @@ COMMANDS = [
     ["compare"],
     ["recommend"],
     ["report"],
+    ["search"],
     ["reproduce"],
     ["import-checkpoint"],
     ["export"],

@@ -25,6 +25,7 @@ examples:
   lrurec compare runs/mine runs/other           which is better, and whether that may be luck
   lrurec recommend runs/mine --user ann         what ann should see next
   lrurec report runs/mine                       all of it on one HTML page
+  lrurec search data/mine --trials 20           the settings that suit it
   lrurec reproduce main --datasets ml-1m        the paper's main table, with the published numbers beside
   lrurec import-checkpoint --help               a checkpoint of the authors' code to a run
   lrurec export runs/mine --out artifacts/mine  all that is needed to recommend, and no torch
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         recommend,
         report,
         reproduce,
+        search,
         serve,
         store,
         train,
@@ -75,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add(commands)
     recommend.add(commands)
     report.add(commands)
+    search.add(commands)
     reproduce.add(commands)
     import_checkpoint.add(commands)
     export.add(commands)

@@ -17,7 +17,7 @@ from lrurec.experiments.published import published
 from lrurec.experiments.rows import Row, telling_first
 from lrurec.experiments.settings import settings_for
 from lrurec.experiments.tables import tables
-from lrurec.training.run import write_json
+from lrurec.training.run import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Target:
             whole = {**made.whole, "missing": missing}
             text = made.text + (f"\nNot done yet: {', '.join(missing)}.\n" if missing else "")
             files = [f"{self.name}.md", f"{self.name}.json"]
-            _put(out / files[0], text)
+            write_text(out / files[0], text)
             write_json(out / files[1], whole)
             for stem, draw in made.figures.items():
                 files += [path.name for path in save(draw, out / stem)]
@@ -136,9 +136,3 @@ def target(name: str) -> Target:
     if name not in TARGETS:
         raise unknown("target", name, [*TARGETS, "all"])
     return TARGETS[name]
-
-
-def _put(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

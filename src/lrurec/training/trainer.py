@@ -136,6 +136,7 @@ class Trainer:
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
         self.loggers = Loggers()  # set from outside: who else hears of the metrics
+        self.validated: Callable[[int, dict[str, float]], None] = lambda step, found: None  # set from outside; may stop
 
     def resume(self) -> None:
         tensors, state = load_checkpoint(self.folder / LAST)
@@ -257,6 +258,7 @@ class Trainer:
         with (self.folder / METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
         self.loggers.log(self.step, {f"valid/{name}": value for name, value in found.items()})
+        self.validated(self.step, found)
         self.save()
 
     def evaluate(self, part: str) -> dict[str, float]:
