@@ -98,8 +98,14 @@ def _beside_the_papers(target: str, asked: Asked) -> Made:
     """A table of metrics with the published ones beside them."""
     paper, known = published(target), TARGETS[target].known()
     found = list(records(asked.out, target))
-    if target != "main" and any(row.name == "lrurec" for row in known):
-        found += [record for record in records(asked.out, "main") if record["row"] == "lrurec"]
+    if target != "main":  # what it shares with the main table
+        names, own = {row.name for row in known}, {record["dataset"]["name"] for record in found}
+        found += [
+            record
+            for record in records(asked.out, "main")
+            if record["row"] in names
+            and (record["dataset"]["kind"] == "long" if target == "xlong" else record["dataset"]["name"] in own)
+        ]
     whole = {
         "target": target,
         "paper": paper.paper,
