@@ -65,8 +65,12 @@ def test_ablation_and_lambda_share_the_main_cell(tiny: Path, out: Path, run: Run
 
 def test_curves_and_sensitivity(tiny: Path, out: Path, run: Run) -> None:
     common = ("--datasets", tiny, "--out", out, *SETTINGS)
-    done = run("reproduce", "curves", "--models", "lrurec,gru4rec", "--results", out / "results", *common)
+    copies = ("--results", out / "results", "--page", out / "docs/results.md")
+    done = run("reproduce", "curves", "--models", "lrurec,gru4rec", *copies, *common)
     assert done.code == 0 and len(started(done.err)) == 2
+    page = (out / "docs/results.md").read_text()
+    assert "## Figure 1, left" in page and "![curves](../results/curves-tiny.png)" in page
+    assert "- Table 4: long histories, ranked among 10,000 sampled items: `lrurec reproduce xlong`" in page
     (table,) = whole(out, "curves")["datasets"]
     assert [c["row"] for c in table["curves"]] == ["lrurec", "gru4rec"]
     assert table["curves"][0]["points"][-1]["step"] == 6
@@ -140,6 +144,7 @@ def test_mistakes(tiny: Path, tmp_path: Path, run: Run) -> None:
         (("ablation", "--models", "no-pfn"), "did you mean 'no-pffn'?"),
         (("latency", "--models", "lrurec"), "leave out --models"),
         (("all", "--models", "lrurec"), "leave it out for all"),
+        (("main", "--page", "page.md"), "--results"),
     ):
         done = run("reproduce", *words, "--datasets", tiny, "--out", tmp_path / "out")
         assert done.code == 2 and hint in done.err and done.err.count("\n") == 1

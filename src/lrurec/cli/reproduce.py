@@ -89,6 +89,7 @@ def add(commands: Commands) -> None:
         help="also do again what is there with other settings, and what failed, from its beginning",
     )
     p.add_argument("--results", metavar="DIR", help="copy tables and pictures there, too (main as baselines.md)")
+    p.add_argument("--page", metavar="FILE", help="put all pages of --results on one, such as docs/results.md")
     p.add_argument("--list", action="store_true", help="do nothing; show the cells, their state and their settings")
     p.add_argument("--json", action="store_true", help="print the table (or the list) as JSON")
     p.set_defaults(run=run, parser=p)
@@ -97,7 +98,11 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     need("train")
     from lrurec.experiments.queue import Queue
+    from lrurec.experiments.results_page import write_page
+    from lrurec.experiments.targets import TARGETS
 
+    if options.page and not options.results:
+        raise SettingsError("--page puts the pages of --results on one; pass --results DIR, too")
     works = _works(options)
     cells = _cells(works)
     if options.list:
@@ -113,7 +118,10 @@ def run(options: argparse.Namespace) -> int:
     results = Path(options.results) if options.results else None
 
     def write() -> list[dict[str, Any]]:
-        return [chosen.write(asked, chosen.plan(asked), results) for chosen, asked in works]
+        written = [chosen.write(asked, chosen.plan(asked), results) for chosen, asked in works]
+        if results is not None and options.page:
+            write_page(results, Path(options.page), TARGETS.values())
+        return written
 
     for chosen, _ in works:
         if chosen.measure is not None:
@@ -276,7 +284,7 @@ def _same(options: argparse.Namespace) -> str:
     for name in ("datasets", "models", "seeds"):
         if getattr(options, name) and getattr(options, name) != options.parser.get_default(name):
             words += [f"--{name}", ",".join(map(str, getattr(options, name)))]
-    for name in ("out", "data", "jobs", "budget", "results"):
+    for name in ("out", "data", "jobs", "budget", "results", "page"):
         if getattr(options, name) != options.parser.get_default(name):
             words += [f"--{name}", f"{getattr(options, name):g}" if name == "budget" else str(getattr(options, name))]
     words += [word for setting in options.settings for word in ("--set", setting)]
