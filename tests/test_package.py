@@ -23,7 +23,7 @@ def test_torch_is_asked_for_by_training_alone_and_exactly() -> None:
 
 
 def test_all_brings_every_part() -> None:
-    assert extras()["all"] == ["lrurec[train,serve,cluster]"]
+    assert extras()["all"] == ["lrurec[train,reproduce,serve,cluster]"]
 
 
 def test_every_dependency_is_pinned_once() -> None:

@@ -18,7 +18,7 @@ from lrurec.cli.console import bytes_text
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prepare data": ("", ("numpy", "polars", "rich", "zstandard")),
     "train": ("train", ("torch", "numba", "safetensors")),
-    "reproduce": ("reproduce", ("torch", "numba", "safetensors", "matplotlib", "optuna")),
+    "reproduce": ("reproduce", ("matplotlib", "optuna")),
     "serve": (
         "serve",
         (

@@ -59,6 +59,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    need("train")
     need("reproduce")
     import lrurec
     from lrurec.experiments.search import BEST, JOURNAL, Search, size, space_for
