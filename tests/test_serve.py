@@ -425,6 +425,8 @@ def test_killed_under_load_nothing_acknowledged_is_lost(sample: Path, tmp_path: 
                         acknowledged[thread].append(n)
             except (OSError, http.client.HTTPException):
                 return
+            finally:
+                client.close()
 
         threads = [threading.Thread(target=write, args=(k,)) for k in range(4)]
         for t in threads:
