@@ -87,6 +87,13 @@ def test_wide(cycle: Path, run: Run) -> None:
     assert all(1e-3 <= t["training.learning_rate"] <= 1e-2 for t in found(out)["trials"])
 
 
+def test_trials_that_fail_end_the_search(cycle: Path, run: Run) -> None:
+    wild = [w.replace("learning_rate=0.02", "learning_rate=1e30") for w in SETTINGS]
+    done = run("search", cycle, "--trials", "2", "--out", cycle.parent / "wild", *wild)
+    assert done.code == 2 and done.err.count("failed: the loss at step") == 2
+    assert done.err.splitlines()[-1].startswith("lrurec: no trial came to an end")
+
+
 def test_killed_and_shared(cycle: Path, tmp_path: Path) -> None:
     """Killed in the middle of a trial, then two processes at once: every point of the grid is tried once."""
     out = tmp_path / "out"

@@ -165,7 +165,8 @@ class Search:
         """The next trial with its locked run folder; None where there are enough."""
         with _locked(self.folder):
             known = study.get_trials(deepcopy=False)
-            taken = [t for t in known if t.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)]
+            ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+            taken = [t for t in known if t.state in ended or "failed" in t.user_attrs]  # it would fail again
             if len(taken) >= trials:
                 return None
             if size(self.space) is not None and not any(t.state == TrialState.WAITING for t in known):
@@ -203,6 +204,7 @@ class Search:
         try:
             trainer.train(watch.progress)
         except TrainingFailed as error:
+            trial.set_user_attr("failed", str(error))
             study.tell(trial, state=TrialState.FAIL)
             watch.ended(trial.number, f"failed: {error}")
             return
