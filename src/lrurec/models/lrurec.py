@@ -23,6 +23,7 @@ from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, Card, RecurrentModel, Sizes
 from lrurec.nn.dropout import Keys, dropout
+from lrurec.nn.entry import entry
 from lrurec.nn.feedforward import PFFN
 from lrurec.nn.fused import fused_block
 from lrurec.nn.init import truncated_normal_
@@ -188,9 +189,11 @@ class LRURec(RecurrentModel):
         return x
 
     def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
-        x = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
-        result: Tensor = self.norm(x)
-        return result
+        if isinstance(self.norm, nn.LayerNorm):
+            entered: Tensor = entry(self.embedding, inputs, self.norm.weight, self.norm.bias, self.config.dropout, keys)
+            return entered
+        x: Tensor = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
+        return x
 
     def item_table(self) -> tuple[Tensor, Tensor]:
         items: Tensor = _Items.apply(self.embedding)  # type: ignore[no-untyped-call]

@@ -116,8 +116,8 @@ class _Block(torch.autograd.Function):
         ctx.parts, out = _shares(bounds, torch.get_num_threads()), torch.empty_like(x)
         ctx.drop, ctx.opens, ctx.half = drop, opens, half and fused16.suits(w)
         if ctx.half:
-            halves = fused16.Kept.empty(n, w)
-            at_once(lambda part: fused16.forward(part, w, halves, x, opens, drop, out), ctx.parts)
+            halves, factors = fused16.Kept.empty(n, w), fused16.factors_forward(w)
+            at_once(lambda part: fused16.forward(part, w, factors, halves, x, opens, drop, out), ctx.parts)
             ctx.save_for_backward(*halves, *w)
             return out
         kept = _Kept(
@@ -134,8 +134,14 @@ class _Block(torch.autograd.Function):
         fields = fused16.Kept if ctx.half else _Kept
         kept: Any = fields(*saved[: len(fields._fields)])
         w = Weights(*saved[len(fields._fields) :])
-        work: Any = fused16.backward if ctx.half else _backward
         grad, d_x = grad.contiguous(), torch.empty_like(grad)
+        work: Any = _backward
+        if ctx.half:
+            factors = fused16.factors_backward(w)
+
+            def work(part: slice, w: Weights, *others: Any) -> Weights:
+                return fused16.backward(part, w, factors, *others)
+
         shares = at_once(lambda part: work(part, w, kept, ctx.opens, ctx.drop, grad, d_x), ctx.parts)
         return (d_x, None, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
 

@@ -46,16 +46,29 @@ def _bits(weight: Tensor) -> Any:
     return weight.to(torch.bfloat16).view(torch.int16).numpy()
 
 
-def forward(share: slice, w: Weights, kept: Kept, x: Tensor, opens: Any, drop: Dropping, out: Tensor) -> None:
+Factors = tuple[Any, ...]  # B, C, W1 and W2, rounded and in pairs: as one of the two passes multiplies by them
+
+
+def factors_forward(w: Weights) -> Factors:
+    return tuple(paired(_bits(t.T.contiguous())) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
+
+
+def factors_backward(w: Weights) -> Factors:
+    return tuple(paired(_bits(t)) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
+
+
+def forward(
+    share: slice, w: Weights, factors: Factors, kept: Kept, x: Tensor, opens: Any, drop: Dropping, out: Tensor
+) -> None:
     """Some sequences, on one thread."""
-    factors = tuple(paired(_bits(t.T.contiguous())) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
     numbers = share.start, share.stop, _PIECE, tuple(w.numpy()), factors
     kernels.forward(x.numpy(), *numbers, kept.numpy(), opens, tuple(drop), out.numpy())
 
 
-def backward(share: slice, w: Weights, kept: Kept, opens: Any, drop: Dropping, grad: Tensor, d_x: Tensor) -> Weights:
+def backward(
+    share: slice, w: Weights, factors: Factors, kept: Kept, opens: Any, drop: Dropping, grad: Tensor, d_x: Tensor
+) -> Weights:
     """The same sequences: writes the gradient of x, gives their share of the weights'."""
-    factors = tuple(paired(_bits(t)) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
     numbers = share.start, share.stop, _PIECE_BACK, tuple(w.numpy()), factors
     d, sums = Weights(*(torch.zeros_like(t) for t in w)), np.zeros(w.lam.shape)
     kernels.backward(grad.numpy(), *numbers, kept.numpy(), opens, tuple(drop), d_x.numpy(), tuple(d.numpy()), sums)

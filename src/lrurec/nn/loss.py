@@ -134,7 +134,7 @@ def _share_positions(
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
     kind = _kind(hidden, table, bias, half)
     count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
-    share = max(1, -(-count // (threads * rows))) * rows
+    share = -(-max(count, 1) // threads)
     losses, padded = torch.empty(count), -(-len(table) // kind.unit) * kind.unit
     d_hidden = torch.zeros_like(hidden) if gradients else hidden[:0]
 
