@@ -16,6 +16,7 @@ from lrurec.data.synthetic import log, preset, resized
 from lrurec.experiments import curves, eigenvalues, latency, sensitivity
 from lrurec.experiments.cells import DONE
 from lrurec.experiments.published import published
+from lrurec.experiments.tables import order
 from lrurec.training.run import write_json
 
 SMALL = ["model.width=16", "model.channels=8", "training.batch=16", "training.steps=6"]
@@ -42,6 +43,36 @@ def started(err: str) -> list[str]:
 def whole(out: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
     return found
+
+
+def test_significance(tiny: Path, tmp_path: Path, run: Run) -> None:
+    """The numbers are those of `lrurec compare`; ranks are computed once, and again after --again."""
+    out = tmp_path
+    common = ("--datasets", tiny, "--out", out, *SETTINGS, "--models", "lrurec,popularity")
+    done = run("reproduce", "significance", *common)
+    assert done.code == 0, done.err
+    (table,) = whole(out, "significance")["datasets"]
+    (row,) = [row for row in table["against"] if row["row"] == "popularity"]
+    cells = [out / f"main/tiny/{name}/seed-0" for name in ("lrurec", "popularity")]
+    compared = json.loads(run("compare", *(cell / "run" for cell in cells), "--json").out)["metrics"]
+    assert row["ndcg@10"] == compared["ndcg@10"] and row["recall@10"] == compared["recall@10"]
+    assert all((cell / "ranks.npy").exists() for cell in cells)
+    assert "ranking" not in run("reproduce", "significance", *common).err
+    assert "| Popularity | 1 |" in (out / "significance.md").read_text()
+    again = run(
+        "reproduce", "significance", *common, "--set", "training.seed=0", "--set", "training.steps=7", "--again"
+    )
+    assert again.code == 2 or f"ranking {cells[0]}" in again.err
+
+
+def test_the_order_of_the_paper() -> None:
+    def row(name: str, ours: float | None, paper: float) -> dict[str, Any]:
+        return {"title": name, "test": ours and {"ndcg@10": {"mean": ours}}, "published": {"ndcg@10": paper}}
+
+    rows = [row("full", 0.19, 0.20), row("near", 0.21, 0.19), row("far", 0.2, 0.15), row("failed", None, 0.01)]
+    found = order(rows)
+    assert found is not None and found["pairs"] == 2 and found["turned"] == [("full", "far")]
+    assert order(rows[:2]) is None
 
 
 def test_ablation_and_lambda_share_the_main_cell(tiny: Path, out: Path, run: Run) -> None:

@@ -32,6 +32,7 @@ EXAMPLES = """\
 targets:
   datasets     Table 2: how large each dataset is
   main         Table 3: every model on every dataset, NDCG@10 and Recall@10 beside the published ones
+  significance LRURec against each of the others, user by user: better, or luck?
   xlong        Table 4: long histories, ranked among 10,000 sampled items
   lambda       Table 5: the average |lambda| of each block, with and without weight decay on it
   ablation     Table 6: LRURec without its parts, with one block, and with RWKV and S4
@@ -153,7 +154,6 @@ def run(options: argparse.Namespace) -> int:
 def _works(options: argparse.Namespace) -> "list[Work]":
     """Which targets, and what is asked of each. `all` passes over those whose datasets are not here."""
     from lrurec.experiments.datasets import at_hand, find_all
-    from lrurec.experiments.published import published
     from lrurec.experiments.settings import refuse_useless
     from lrurec.experiments.targets import TARGETS, Asked, target
 
@@ -164,7 +164,7 @@ def _works(options: argparse.Namespace) -> "list[Work]":
     for chosen in TARGETS.values() if options.target == "all" else [target(options.target)]:
         need(chosen.part)
         chosen.check(options.models)
-        names = list(published(chosen.name).values)
+        names = chosen.datasets
         if chosen.measure is not None:
             datasets = []
         elif options.datasets:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lrurec.evaluation.metrics import interval
 
 Values = NDArray[np.float64]
+_AT_ONCE = 1 << 22  # random numbers in memory
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,14 @@ def chance(difference: Values, seed: int = 0, draws: int = 10_000) -> float:
     Users with the same size of difference are swapped together: how many of n change sign is binomial.
     """
     sizes, counts = np.unique(np.abs(difference), return_counts=True)
-    flipped = np.random.default_rng(seed).binomial(counts, 0.5, size=(draws, len(counts)))
-    totals = np.abs((counts - 2 * flipped) @ sizes)
-    seen = abs(float(difference.sum()))
+    random, seen = np.random.default_rng(seed), abs(float(difference.sum()))
     slack = 1e-9 * max(1.0, seen)  # equal sums differ by the order of adding
-    return float((1 + np.count_nonzero(totals >= seen - slack)) / (draws + 1))
+    some, as_far = max(1, _AT_ONCE // max(1, len(counts))), 0
+    for start in range(0, draws, some):
+        flipped = random.binomial(counts, 0.5, size=(min(some, draws - start), len(counts)))
+        totals = np.abs((counts - 2 * flipped) @ sizes)
+        as_far += int(np.count_nonzero(totals >= seen - slack))
+    return float((1 + as_far) / (draws + 1))
 
 
 def chance_reference(difference: Values) -> float:

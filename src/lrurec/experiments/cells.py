@@ -4,6 +4,7 @@ OUT/main/ml-1m/sasrec/seed-0/
     cell.json   what it is and what it came to; written whole, when the cell has ended
     run/        the run folder of `lrurec train`
     log.txt     what the training said, with the command before it
+    ranks.npy   the ranks of the test items, once somebody asked for them
     .lock       held by whoever works on the cell; a process that is killed lets go of it
 """
 
@@ -24,7 +25,7 @@ from lrurec.folder import MANIFEST
 from lrurec.training.config import RunConfig, from_values
 from lrurec.training.run import Run, write_json
 
-RECORD, RUN, LOG = "cell.json", "run", "log.txt"
+RECORD, RUN, LOG, RANKS = "cell.json", "run", "log.txt", "ranks.npy"
 FORMAT, VERSION = "lrurec-cell", 1
 MISSING, UNFINISHED, DONE, FAILED, OTHER = "missing", "unfinished", "done", "failed", "other settings"
 
@@ -96,7 +97,8 @@ class Cell:
 
     def clear(self) -> None:
         """Forget what is there; the lock stays."""
-        (self.folder / RECORD).unlink(missing_ok=True)
+        for name in (RECORD, RANKS):
+            (self.folder / name).unlink(missing_ok=True)
         if self.run.exists():
             shutil.rmtree(self.run)
 

@@ -38,10 +38,22 @@ def remarks(table: dict[str, Any]) -> list[str]:
             paper = f" (the paper: {one['published']:+.1%})" if one["published"] is not None else ""
             parts.append(f"{NAMES[m]} {ours} over {one['over']}{paper}")
         said.append(f"LRURec against the best of the others: {'; '.join(parts)}.")
+    if table["order"] is not None:
+        said.append(_order(table["order"]))
     said += [f"Note: {note}." for note in table["notes"]]
     for r in table["rows"]:
         said += [f"{r['title']}, seed {seed}, failed: {lines[-1]}" for seed, lines in r["failed"].items()]
     return said
+
+
+def _order(found: dict[str, Any]) -> str:
+    """What the paper says of two rows, and these cells do not."""
+    pairs, turned = found["pairs"], found["turned"]
+    what = f"The paper has {pairs} pair{'s' * (pairs != 1)} of rows more than {found['apart']:.0%} apart ({NAMES[found['metric']]})"
+    if not turned:
+        return f"{what}; here {'all lie' if pairs != 1 else 'it lies'} the same way round."
+    said = ", ".join(f"{better} above {worse}" for better, worse in turned)
+    return f"{what}; {pairs - len(turned)} lie the same way round here. **Contradicted: that {said}.**"
 
 
 def page(whole: dict[str, Any]) -> str:
@@ -72,6 +84,9 @@ def page(whole: dict[str, Any]) -> str:
         for remark in remarks(table):
             lines += [remark, ""]
         lines += [f"    {command}" for command in table["commands"]]
+        spent = table["spent"]
+        cells = f"{spent['cells']} cell{'s' * (spent['cells'] != 1)}"
+        lines += ["", f"Training and validation of {cells}: {spent['core_seconds'] / 3600:.1f} hours of one core."]
     if whole["datasets"]:
         lines += ["", "## Settings", "", *_settings(whole["datasets"])]
         lines += ["", f"Made on {'; '.join(whole['machines'])}, with {_threads(whole['datasets'])} per process."]

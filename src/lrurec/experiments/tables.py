@@ -15,6 +15,7 @@ from lrurec.experiments.rows import Row
 METRICS = ("ndcg@10", "recall@10", "ndcg@20", "recall@20")
 JUDGED = METRICS[:2]  # what the verdict is about
 CLOSE = 0.05
+APART = 0.10  # rows of the paper that lie further apart than that should have the same order here
 Record = dict[str, Any]
 
 
@@ -31,12 +32,13 @@ def tables(records: Iterable[Record], published: Published, rows: Sequence[Row])
 
 def _table(name: str, records: Sequence[Record], published: Published, known: Sequence[Row]) -> dict[str, Any]:
     facts = records[-1]["dataset"]
+    done = [record for record in records if record["state"] == DONE]
     strange = facts["not_the_papers"]
     by_row: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_row[record["row"]].append(record)
-    order, titles = [row.name for row in known], {row.name: row.title for row in known}
-    names = sorted(by_row, key=lambda row: (row == "lrurec", _place(row, order), row))
+    places, titles = [row.name for row in known], {row.name: row.title for row in known}
+    names = sorted(by_row, key=lambda row: (row == "lrurec", _place(row, places), row))
     rows = [_row(row, titles.get(row, row), by_row[row], published.of(name, row), strange is not None) for row in names]
     if len({r["dataset"]["content_id"] for r in records}) > 1:
         notes = ["the cells were trained on different versions of the dataset"]
@@ -52,6 +54,8 @@ def _table(name: str, records: Sequence[Record], published: Published, known: Se
         **{key: facts[key] for key in ("kind", "users", "items", "events")},
         "rows": rows,
         "lead": _lead(name, rows, published),
+        "order": None if strange else order(rows),
+        "spent": {"cells": len(done), "core_seconds": sum(r["seconds"] * r["threads"] for r in done)},
         "notes": notes,
         "commands": _commands(published.target, records, names),
     }
@@ -104,6 +108,14 @@ def verdict(relative: dict[str, float] | None, done: bool = True, strange: bool 
     if worst < -CLOSE:
         return f"below by {-worst:.1%}"
     return "above" if best > CLOSE else "reproduced"
+
+
+def order(rows: Sequence[dict[str, Any]], metric: str = METRICS[0]) -> dict[str, Any] | None:
+    """Whether what the paper has far apart lies the same way round here: how many pairs, and those that do not."""
+    both = [r for r in rows if r["test"] and r["published"]]
+    pairs = [(a, b) for a in both for b in both if a["published"][metric] > (1 + APART) * b["published"][metric]]
+    turned = [(a["title"], b["title"]) for a, b in pairs if a["test"][metric]["mean"] < b["test"][metric]["mean"]]
+    return {"metric": metric, "apart": APART, "pairs": len(pairs), "turned": turned} if pairs else None
 
 
 def _spread(values: list[float]) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """What can be reproduced: one row per table or figure of the paper. A new one is a row here."""
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
-from lrurec.experiments import curves, eigenvalues, latency, markdown, rows, sensitivity, statistics
+from lrurec.experiments import curves, eigenvalues, latency, markdown, rows, sensitivity, significance, statistics
 from lrurec.experiments.cells import Cell, locked, records
 from lrurec.experiments.datasets import Found
 from lrurec.experiments.figures import save
@@ -42,7 +43,12 @@ class Target:
     make: Callable[[str, Asked], Made]
     part: str = "train"  # what must be installed
     measure: Callable[[Path, bool, Callable[[str], None]], None] | None = None  # what is not trained but timed
-    datasets: Sequence[str] = field(default=())
+    like: str = ""  # the target that has the same datasets, where the paper has nothing of its own to show
+
+    @property
+    def datasets(self) -> list[str]:
+        """Those that the paper has for it."""
+        return list(published(self.like or self.name).values)
 
     def known(self) -> list[Row]:
         """All rows that there are, of any kind of dataset."""
@@ -118,6 +124,10 @@ def _beside_the_papers(target: str, asked: Asked) -> Made:
     return Made(whole, markdown.page(whole))
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def _nothing(kind: str) -> list[Row]:
     return []
 
@@ -127,6 +137,7 @@ TARGETS: dict[str, Target] = {
     for row in (
         Target("datasets", "Table 2: how large each dataset is", "datasets", _nothing, lambda t, a: statistics.made(a.datasets)),
         Target("main", "Table 3: every model on every dataset", "baselines", rows.main, _beside_the_papers),
+        Target("significance", "LRURec against the others, user by user: better, or luck?", "significance", rows.main, lambda t, a: significance.made(a.out, _say), like="main"),
         Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
         Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
         Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),
