@@ -34,9 +34,11 @@ from lrurec.nn.sampled import sampled_softmax
 from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
 from lrurec.training.config import RunConfig, TrainingConfig
 from lrurec.training.loggers import Loggers
+from lrurec.training.memory import give_back
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 LOG_EVERY = 50  # steps between two points of the training curves
+GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
 
 
 class TrainingFailed(LrurecError):
@@ -192,6 +194,8 @@ class Trainer:
                 items, spent = 0, 0.0
             if validates:
                 self._validate(loss)
+            if validates or self.step % GIVE_BACK_EVERY == 0:
+                give_back()
             if self.interrupted:
                 self.save()
                 return
