@@ -190,7 +190,7 @@ def cell(out: Path, target: str, row: str, seed: int, points: list[tuple[int, fl
     (folder / "run/metrics.jsonl").write_text("\n".join(lines) + "\n")
     record = {
         "format": "lrurec-cell", "version": 1, "target": target, "row": row, "model": more.pop("model", row), "seed": seed,
-        "dataset": {"name": "ml-1m", "given": "ml-1m"}, "state": DONE, "machine": "m", "threads": 1,
+        "dataset": {"name": "ml-1m", "given": "ml-1m", "not_the_papers": None, "content_id": "x"}, "given": [], "state": DONE, "machine": "m", "threads": 1,
         "test": {"ndcg@10": points[-1][2] / 2, "recall@10": points[-1][2]}, "mean_abs_lambda": [0.5 + seed / 10, 0.7],
         "config": {"model": {"dropout": 0.2}, "training": {"weight_decay": 0.01}}, **more,
     }  # fmt: skip
@@ -215,3 +215,38 @@ def test_what_the_pages_say(tmp_path: Path) -> None:
     (table,) = sensitivity.made(tmp_path).whole["datasets"]
     assert [(p["value"], p["recall@10"]) for p in table["dropout"]] == [(0.2, pytest.approx(0.35)), (0.8, 0.1)]
     assert len(table["weight_decay"]) == 1
+
+
+def test_other_settings_are_not_mixed_in(tiny: Path, tmp_path: Path, run: Run) -> None:
+    """A table borrows LRURec of the main table only if nothing else differs; the command under it says what was given."""
+    common = ("--datasets", tiny, "--out", tmp_path)
+    assert run("reproduce", "main", "--models", "lrurec", *common, *SETTINGS).code == 0
+    more = [*SETTINGS[:-1], "training.steps=7"]
+    assert run("reproduce", "sensitivity", "--models", "dropout-0.4", *common, *more).code == 0
+    (table,) = whole(tmp_path, "sensitivity")["datasets"]
+    assert [p["value"] for p in table["dropout"]] == [0.4] and table["weight_decay"] == []
+    assert "--models dropout-0.4" in table["commands"][0] and "--set training.steps=7" in table["commands"][0]
+    assert run("reproduce", "ablation", "--models", "no-pffn", *common, *more).code == 0
+    (table,) = whole(tmp_path, "ablation")["datasets"]
+    assert [row["row"] for row in table["rows"]] == ["no-pffn"]
+    assert run("reproduce", "lambda", "--models", "no-decay", *common, *SETTINGS).code == 0
+    (table,) = whole(tmp_path, "lambda")["datasets"]
+    assert set(table["lambda"]) == {"lrurec", "no-decay"} and "training.steps=6" in table["commands"][0]
+    assert run("reproduce", "main", "--models", "mf", *common, "--set", "training.steps=7").code == 0
+    (table,) = whole(tmp_path, "main")["datasets"]
+    assert any("not all rows were given the same settings" in note for note in table["notes"])
+
+
+def test_how_often_a_curve_is_looked_at(tiny: Path, tmp_path: Path, run: Run) -> None:
+    common = ("--datasets", tiny, "--out", tmp_path, "--models", "lrurec", *SETTINGS, "--list", "--json")
+    for given, expected in (((), 500), (("--set", "training.validate_every=2"), 2)):
+        (cell,) = json.loads(run("reproduce", "curves", *common, *given).out)
+        assert cell["config"]["training"]["validate_every"] == expected
+
+
+def test_a_record_that_cannot_be_read_stops_nothing_halfway(tiny: Path, tmp_path: Path, run: Run) -> None:
+    odd = tmp_path / "main/other/sasrec/seed-0"
+    odd.mkdir(parents=True)
+    (odd / "cell.json").write_text('{"state": "done"}')
+    done = run("reproduce", "main", "--datasets", tiny, "--out", tmp_path, "--models", "popularity")
+    assert done.code == 2 and "delete it to do the cell again" in done.err and not started(done.err)

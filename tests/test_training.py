@@ -190,6 +190,7 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     ("assignment", "words"),
     [
         ("model.dropuot=0.6", "did you mean 'dropout'"),
+        ("model.heads=2", "model.heads is a setting of sasrec, bert4rec, not of lrurec"),
         ("modle.dropout=0.6", "did you mean 'model'"),
         ("model.dropout=many", "must be a number"),
         ("model.blocks=1.5", "must be a whole number"),

@@ -95,7 +95,8 @@ def servable(model: Model, name: str) -> LRURec:
             f" alone; serve it with lrurec.Recommender, or train with --model lrurec"
         )
     raise SettingsError(
-        f"{title} cannot be exported: it keeps no state that one event updates ({type(model).card.update});"
+        f"{title} cannot be exported: the serving engine steps a recurrent state, and {title} has none (an event costs it"
+        f" {type(model).card.update});"
         " use lrurec recommend or lrurec.Recommender, or train with --model lrurec"
     )
 

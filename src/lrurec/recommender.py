@@ -168,7 +168,9 @@ class Recommender:
             index = self.dataset.user_ids.index(user)
             if index is None:
                 if self.on_unknown == "error":
-                    raise InputError(f"user '{user}' is not in the dataset; pass histories, or set on_unknown")
+                    raise InputError(
+                        f"user '{user}' is not in the dataset; give a history (--history, or histories=[...]), or set on_unknown in Python"
+                    )
                 if self.on_unknown == "skip":
                     continue
                 found.append(np.zeros(0, np.int32))

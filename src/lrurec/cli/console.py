@@ -1,5 +1,6 @@
 """What a person sees: progress bars on stderr, tables and small plots on stdout. Knows words and widths, not data."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,22 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def as_text(markdown: str) -> str:
+    """A page for a terminal: tables aligned, pictures and marks left out."""
+    lines: list[str] = []
+    rows: list[list[str]] = []
+    for line in [*markdown.replace("**", "").rstrip().splitlines(), ""]:
+        if line.startswith(("| ", "|-")):
+            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))])
+            continue
+        if rows:
+            lines.append(table([rows[0], *rows[2:]]))
+            rows = []
+        if not line.startswith("!["):
+            lines.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
 
 
 def plot(title: str, bars: Sequence[tuple[str, int]], width: int = 40) -> str:

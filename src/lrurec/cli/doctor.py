@@ -18,7 +18,8 @@ from lrurec.cli.console import bytes_text
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prepare data": ("", ("numpy", "polars", "rich", "zstandard")),
     "train": ("train", ("torch", "numba", "safetensors")),
-    "reproduce": ("reproduce", ("matplotlib", "optuna")),
+    "figures": ("reproduce", ("matplotlib",)),
+    "search": ("reproduce", ("matplotlib", "optuna")),
     "serve": (
         "serve",
         (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.attached import command
-from lrurec.cli.console import table
+from lrurec.cli.console import as_text, table
 from lrurec.cli.parts import need
 from lrurec.cli.queue_view import view
 from lrurec.errors import InputError, SettingsError
@@ -42,7 +42,7 @@ targets:
   all          all of them, as far as their datasets are here
 
 A dataset is the name of a folder under --data, or the path of any folder made by lrurec prepare. Where LRUREC_DATA names a folder
-with NAME/NAME.txt.gz, it is prepared from there. Settings follow the kind of the dataset (short histories: sparse, else dense).
+with NAME/NAME.txt.gz, NAME one of the paper's, it is prepared from there. Settings follow the kind of the dataset (short histories: sparse, else dense).
 
 Each row, dataset and seed is a cell with a folder of its own, OUT/main/ml-1m/sasrec/seed-0; what two tables need is trained once. What is done is not done again; what
 was begun goes on; what failed is tried again. Ctrl-C saves (twice: does not); the same command goes on. Several of them may work
@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         cells = _cells(works)
     _refuse_other(cells, options.again)
     out = Path(options.out)
+    _refuse_odd(out)
     out.mkdir(parents=True, exist_ok=True)
     results = Path(options.results) if options.results else None
 
@@ -202,11 +203,25 @@ def _refuse_other(cells: "list[Cell]", again: bool) -> None:
     other = [(cell, reason) for cell in cells for state, reason in [cell.state()] if state == OTHER]
     if other and not again:
         cell, reason = other[0]
-        more = f", and {len(other) - 1} more cells are like it" if len(other) > 1 else ""
+        more = (
+            f", and so {'was 1 other' if len(other) == 2 else f'were {len(other) - 1} others'}"
+            if len(other) > 1
+            else ""
+        )
         raise SettingsError(
             f"{cell.folder} was made with other settings ({reason}){more};"
-            " pass --again to do it again, or choose another --out"
+            " give the same --set as then, pass --again to do it again, or choose another --out"
         )
+
+
+def _refuse_odd(out: Path) -> None:
+    """What cannot be read would stop the table, after the work."""
+    from lrurec.experiments.cells import records
+    from lrurec.experiments.targets import TARGETS
+
+    for name in TARGETS:
+        for _ in records(out, name):
+            pass
 
 
 def _prepared(asked: "Asked", made: "dict[str, Found]") -> "Asked":
@@ -275,7 +290,7 @@ def _told(whole: dict[str, Any], path: Path) -> str:
     if any("rows" in one for one in whole.get("datasets", ())):
         parts = [f"{t['dataset']}\n" + "\n".join([table(text_rows(t)), *remarks(t)]) for t in whole["datasets"]]
         return "\n\n".join([*parts, f"table     {path}"])
-    return f"{path.read_text(encoding='utf-8')}\npage      {path}"
+    return f"{as_text(path.read_text(encoding='utf-8'))}\n\npage      {path}"
 
 
 def _same(options: argparse.Namespace) -> str:
@@ -315,5 +330,5 @@ def _minutes(text: str) -> float:
     except ValueError:
         minutes = -1.0
     if not minutes > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes above 0")
     return minutes

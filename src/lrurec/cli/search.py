@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    need("reproduce")
+    need("search")
     import lrurec
     from lrurec.experiments.search import BEST, JOURNAL, Search, size, space_for
     from lrurec.experiments.settings import kind_of, refuse_useless, settings_for

@@ -157,11 +157,11 @@ def _view() -> Iterator[Callable[["Progress"], None]]:
 
         def watch(p: "Progress") -> None:
             nonlocal told
-            best = p.best
+            best = p.best  # of a validation that came after the step before this one
             text = f"Recall@10 {best['recall@10']:.4f}  NDCG@10 {best['ndcg@10']:.4f}" if best else ""
             bars.update(task, completed=p.step, total=p.steps, loss=p.loss, rate=p.items_per_second, best=text)
             if not live and best and best["recall@10"] != told:
                 told = best["recall@10"]
-                console.print(f"step {p.step:,}/{p.steps:,}  loss {p.loss:.3f}  {text}", highlight=False)
+                console.print(f"step {p.step - 1:,}/{p.steps:,}  loss {p.loss:.3f}  {text}", highlight=False)
 
         yield watch

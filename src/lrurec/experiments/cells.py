@@ -146,7 +146,9 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise FolderError(f"{path} cannot be read ({error}); delete it to do the cell again") from None
     if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
-        raise FolderError(f"{path} is not what this version writes; choose another --out")
+        raise FolderError(
+            f"{path} is not what this version writes; delete it to do the cell again, or choose another --out"
+        )
     return record
 
 

@@ -10,6 +10,7 @@ from lrurec.experiments.figures import COLOURS, Line, lines
 from lrurec.experiments.made import Made, grid
 from lrurec.experiments.published import published
 from lrurec.experiments.rows import curves as rows
+from lrurec.experiments.tables import commands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +33,9 @@ def made(out: Path) -> Made:
         rival = [c["best"] for c in found if c["row"] == "sasrec"]
         for curve in found:
             curve["passes_sasrec"] = _reach(curve["points"], max(rival)) if rival and curve["row"] != "sasrec" else None
-        tables.append({"dataset": name, "given": found[0].pop("given"), "curves": found})
+        cells = [curve.pop("record") for curve in found]
+        shown = list(dict.fromkeys(curve["row"] for curve in found))
+        tables.append({"dataset": name, "commands": commands("curves", cells, shown), "curves": found})
     whole = {
         "target": "curves",
         "paper": paper.paper,
@@ -45,6 +48,7 @@ def made(out: Path) -> Made:
 
 def _curve(record: dict[str, Any], title: str, paper: Any) -> dict[str, Any]:
     text = (record["folder"] / RUN / "metrics.jsonl").read_text(encoding="utf-8")
+    strange = record["dataset"]["not_the_papers"]
     keys = ("step", "seconds", "recall@10", "ndcg@10")
     points = [{key: row[key] for key in keys} for row in map(json.loads, text.splitlines())]
     best = max(p["recall@10"] for p in points)
@@ -52,13 +56,13 @@ def _curve(record: dict[str, Any], title: str, paper: Any) -> dict[str, Any]:
         "row": record["row"],
         "title": title,
         "seed": record["seed"],
-        "given": record["dataset"]["given"],
+        "record": record,
         "threads": record["threads"],
         "points": points,
         "best": best,
         "near": _reach(points, NEAR * best),
         "test": record["test"],
-        "published": paper.of(record["dataset"]["name"], record["row"]),
+        "published": None if strange else paper.of(record["dataset"]["name"], record["row"]),
     }
 
 
@@ -86,7 +90,7 @@ def _page(whole: dict[str, Any], table: str, paper: str) -> str:
             for c in one["curves"]
         ]  # fmt: skip
         text += [f"## {one['dataset']}", "", f"![curves](curves-{one['dataset']}.png)", "", *grid(head, cells), ""]
-        text += [f"    lrurec reproduce curves --datasets {one['given']}", ""]
+        text += [*(f"    {command}" for command in one["commands"]), ""]
     threads = sorted({c["threads"] for one in whole["datasets"] for c in one["curves"]})
     text += [
         "Here every model has the same number of steps, over which the rate goes up and down once; the paper trains at a constant rate until",

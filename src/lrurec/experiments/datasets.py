@@ -53,6 +53,8 @@ def find(given: str, data: Path, out: Path) -> Found:
         if (folder / MANIFEST).exists():
             return opened(folder, given)
     row = KNOWN.get(given)
+    if Path(given).is_dir() and row is None:
+        raise InputError(f"{given} is a folder, but none that lrurec prepare made; prepare the log first")
     if row is None or row.paper is None:
         here = [p.parent.name for p in data.glob(f"*/{MANIFEST}")]
         raise unknown("dataset", given, [*dict.fromkeys([*(n for n, r in KNOWN.items() if r.paper), *here])])

@@ -8,22 +8,27 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from lrurec.experiments.borrowed import borrowed
 from lrurec.experiments.cells import DONE, records
 from lrurec.experiments.made import Made, grid
-from lrurec.experiments.published import published
+from lrurec.experiments.published import Published, published
+from lrurec.experiments.rows import eigenvalues as variants
+from lrurec.experiments.tables import commands
 
 WAYS = {"lrurec": "with decay", "no-decay": "without decay"}
 
 
 def made(out: Path) -> Made:
     paper = published("lambda")
-    found = [r for r in records(out, "lambda") if r["row"] == "no-decay"]
-    found += [r for r in records(out, "main") if r["row"] == "lrurec"]
+    own = [r for r in records(out, "lambda") if r["row"] == "no-decay"]
+    with_own = {r["dataset"]["name"] for r in own}
+    plain = [r for r in records(out, "main") if r["row"] == "lrurec" and r["dataset"]["name"] not in with_own]
+    found = [*own, *borrowed(out, own, variants("dense")), *plain]
     by_dataset: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in found:
         if record["state"] == DONE:
             by_dataset[record["dataset"]["name"]][record["row"]].append(record)
-    tables = [_table(name, ways, paper.of(name, "lrurec")) for name, ways in sorted(by_dataset.items())]
+    tables = [_table(name, ways, paper) for name, ways in sorted(by_dataset.items())]
     whole = {
         "target": "lambda", "paper": paper.paper, "table": paper.table, "datasets": tables,
         "machines": sorted({r["machine"] for r in found}),
@@ -42,22 +47,25 @@ def made(out: Path) -> Made:
         "|lambda| is what an event leaves of the state before it. Training starts at 0.8 to 0.99. Weight decay acts on nu^log, too, in the",
         "authors' code, and pulls |lambda| towards 0.37: how much of a low value is the data's wish, the column without decay shows.",
         "",
-        f"    lrurec reproduce lambda --datasets {','.join(table['given'] for table in tables) or 'ml-1m,beauty'}",
+        *(f"    {command}" for table in tables for command in table["commands"]),
         "",
     ]
     return Made(whole, "\n".join(lines))
 
 
-def _table(name: str, ways: dict[str, list[dict[str, Any]]], printed: dict[str, float] | None) -> dict[str, Any]:
-    first = next(iter(ways.values()))[0]
+def _table(name: str, ways: dict[str, list[dict[str, Any]]], paper: Published) -> dict[str, Any]:
+    cells = [record for some in ways.values() for record in some]
     blocks = {
         way: [_mean([r["mean_abs_lambda"][k] for r in cells]) for k in range(len(cells[0]["mean_abs_lambda"]))]
         for way, cells in ways.items()
     }
     ndcg = {way: _mean([r["test"]["ndcg@10"] for r in cells]) for way, cells in ways.items()}
     seeds = {way: sorted(r["seed"] for r in cells) for way, cells in ways.items()}
-    given = first["dataset"]["given"]
-    return {"dataset": name, "given": given, "lambda": blocks, "ndcg@10": ndcg, "seeds": seeds, "published": printed}
+    return {
+        "dataset": name, "lambda": blocks, "ndcg@10": ndcg, "seeds": seeds,
+        "published": None if cells[0]["dataset"]["not_the_papers"] else paper.of(name, "lrurec"),
+        "commands": commands("lambda", cells, list(ways)),
+    }  # fmt: skip
 
 
 def _cells(table: dict[str, Any]) -> list[list[str]]:

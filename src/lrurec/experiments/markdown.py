@@ -66,7 +66,7 @@ def page(whole: dict[str, Any]) -> str:
         "the seeds; best in bold, second in italics. Seconds are those of training and validation (mean), memory is the most a process held.",
         "",
         f"Reproduced: both metrics within {CLOSE:.0%} of the paper's. Above: neither further below, at least one further above. Below: by how much,",
-        "for the worse of the two.",
+        "for the worse of the two. Other data: it has a name of the paper's, but not its numbers of users and items.",
     ]
     for table in whole["datasets"]:
         first, *rest = text_rows(table, marked=True)
@@ -86,11 +86,18 @@ def page(whole: dict[str, Any]) -> str:
         lines += [f"    {command}" for command in table["commands"]]
         spent = table["spent"]
         cells = f"{spent['cells']} cell{'s' * (spent['cells'] != 1)}"
-        lines += ["", f"Training and validation of {cells}: {spent['core_seconds'] / 3600:.1f} hours of one core."]
+        lines += ["", f"Training and validation of {cells}: {_long(spent['core_seconds'])} of one core."]
     if whole["datasets"]:
         lines += ["", "## Settings", "", *_settings(whole["datasets"])]
         lines += ["", f"Made on {'; '.join(whole['machines'])}, with {_threads(whole['datasets'])} per process."]
     return "\n".join(lines) + "\n"
+
+
+def _long(seconds: float) -> str:
+    """Hours where there are some, else minutes or seconds."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _settings(tables: Sequence[dict[str, Any]]) -> list[str]:

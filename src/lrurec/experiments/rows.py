@@ -14,6 +14,7 @@ class Row:
     title: str
     model: str
     settings: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()  # settings that --set may change
 
 
 def _lrurec(name: str, title: str, *settings: str) -> Row:
@@ -58,7 +59,7 @@ def eigenvalues(kind: str) -> list[Row]:
 def curves(kind: str) -> list[Row]:
     """The three models of the figure, looked at more often than a table needs."""
     often = f"training.validate_every={100 if kind == 'dense' else 500}"
-    return [Row(name, MODELS[name].card.title, name, (often,)) for name in ("lrurec", "sasrec", "gru4rec")]
+    return [Row(name, MODELS[name].card.title, name, usual=(often,)) for name in ("lrurec", "sasrec", "gru4rec")]
 
 
 DROPOUTS = ("0.0", "0.2", "0.4", "0.6", "0.8")

@@ -66,6 +66,17 @@ def space_for(name: str, model: str, kind: str) -> dict[str, BaseDistribution]:
     return found
 
 
+def _other(key: str, was: Any, now: Any) -> str:
+    """What a search differs in from one of before."""
+    if key == "dataset":
+        return "another dataset"
+    if key != "settings":
+        return f"another {key} ({was}, not {now})"
+    then = ", ".join(setting for setting in was if setting not in now) or "none of these"
+    here = ", ".join(setting for setting in now if setting not in was) or "none of these"
+    return f"other settings (then {then}; now {here}): give the same --set"
+
+
 def _distribution(rule: dict[str, Any]) -> BaseDistribution:
     if "values" in rule:
         return CategoricalDistribution(rule["values"])
@@ -115,10 +126,10 @@ class Search:
                 f"{self.journal} is not a journal of trials ({error}); choose another --storage"
             ) from None
         for key, value in self._about().items():
-            if study.user_attrs.get(key, value) != value:
+            was = study.user_attrs.get(key, value)
+            if was != value:
                 raise SettingsError(
-                    f"{self.journal} holds a search with another {key} ({study.user_attrs[key]}, not {value});"
-                    " choose another --out"
+                    f"{self.journal} holds a search with {_other(key, was, value)}; choose another --out"
                 )
             if key not in study.user_attrs:
                 study.set_user_attr(key, value)

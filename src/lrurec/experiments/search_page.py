@@ -19,7 +19,8 @@ def page(study: "optuna.Study", about: dict[str, Any]) -> str:
     trials = [t for t in study.get_trials(deepcopy=False) if t.state in _ENDED and t.intermediate_values]
     names = sorted({name for t in trials for name in t.params})
     weights = importances(study, names)
-    said = [f"{html.escape(key)}: {html.escape(str(value))}" for key, value in about.items() if value]
+    shown = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in about.items() if value}
+    said = [f"{html.escape(key)}: {html.escape(value)}" for key, value in shown.items()]
     done = sum(t.state == TrialState.COMPLETE for t in trials)
     best = study.best_trial
     chosen = ", ".join(f"{name} = {best.params[name]}" for name in names)

@@ -5,10 +5,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrurec.experiments.borrowed import borrowed
 from lrurec.experiments.cells import DONE, records
 from lrurec.experiments.figures import COLOURS, Line, lines
 from lrurec.experiments.made import Made, grid
 from lrurec.experiments.published import published
+from lrurec.experiments.rows import sensitivity as rows
+from lrurec.experiments.tables import commands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,12 +21,17 @@ SETTINGS = {"weight_decay": ("training", "weight decay"), "dropout": ("model", "
 
 def made(out: Path) -> Made:
     paper = published("sensitivity")
-    found = [r for r in [*records(out, "sensitivity"), *_plain(out)] if r["state"] == DONE]
+    own = [r for r in records(out, "sensitivity") if r["state"] == DONE]
+    found = own + [r for r in borrowed(out, own, rows("dense")) if r["state"] == DONE]
     by_dataset: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in found:
         by_dataset[record["dataset"]["name"]].append(record)
-    tables = [
-        {"dataset": name, "given": cells[0]["dataset"]["given"], **{s: _points(s, cells) for s in SETTINGS}}
+    tables: list[dict[str, Any]] = [
+        {
+            "dataset": name,
+            "commands": commands("sensitivity", *_own(cells)),
+            **{s: _points(s, cells) for s in SETTINGS},
+        }
         for name, cells in sorted(by_dataset.items())
         if any(record["target"] == "sensitivity" for record in cells)
     ]
@@ -40,19 +48,20 @@ def made(out: Path) -> Made:
     for one in tables:
         text += [f"## {one['dataset']}", "", f"![sensitivity](sensitivity-{one['dataset']}.png)", ""]
         head = ["setting", "value", "seeds", "NDCG@10", "Recall@10"]
-        rows = [
+        cells = [
             [title, f"{p['value']:g}", str(len(p["seeds"])), f"{p['ndcg@10']:.5f}", f"{p['recall@10']:.5f}"]
             for setting, (_, title) in SETTINGS.items()
             for p in one[setting]
         ]
-        text += [*grid(head, rows), "", f"    lrurec reproduce sensitivity --datasets {one['given']}", ""]
+        text += [*grid(head, cells), "", *(f"    {command}" for command in one["commands"]), ""]
     text += ["Test split, all items ranked; one setting changed at a time, all others as in the main table."]
     return Made(whole, "\n".join(text) + "\n", {f"sensitivity-{t['dataset']}": _draw(t) for t in tables})
 
 
-def _plain(out: Path) -> list[dict[str, Any]]:
-    """LRURec as the main table has it: a point of both curves."""
-    return [record for record in records(out, "main") if record["row"] == "lrurec"]
+def _own(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The cells of the figure alone, and their rows; the one that it borrows is a point of both curves."""
+    own = [record for record in cells if record["target"] == "sensitivity"]
+    return own, list(dict.fromkeys(record["row"] for record in own))
 
 
 def _points(setting: str, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

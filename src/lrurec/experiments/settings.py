@@ -47,8 +47,10 @@ class Chosen:
         return ["--model", model, "--recipe", self.recipe, *(o for a in self.assignments for o in ("--set", a))]
 
 
-def settings_for(kind: str, model: str, seed: int, given: Sequence[str] = (), row: Sequence[str] = ()) -> Chosen:
-    """The settings of the kind, of the model, those given, and those of the row of a table: in that order.
+def settings_for(
+    kind: str, model: str, seed: int, given: Sequence[str] = (), row: Sequence[str] = (), usual: Sequence[str] = ()
+) -> Chosen:
+    """The settings of the kind, of the model, a row's usual ones, those given, and the row's own: in that order.
 
     Of the kind's and the given ones, those that mean nothing to the model are left out.
     """
@@ -58,6 +60,8 @@ def settings_for(kind: str, model: str, seed: int, given: Sequence[str] = (), ro
         shared = {name: v for name, v in base.get(part, {}).items() if _means(model, part, name)}
         for name, value in (shared | own.get(part, {})).items():
             lines[f"{part}.{name}"] = f"{part}.{name}={_text(value)}"
+    for assignment in usual:
+        lines[assignment.partition("=")[0]] = assignment
     for assignment in given:
         key = assignment.partition("=")[0]
         part, _, name = key.partition(".")

@@ -20,6 +20,7 @@ from lrurec.evaluation.significance import Values, compare
 from lrurec.experiments.cells import DONE, RANKS, RUN, records
 from lrurec.experiments.made import Made, grid
 from lrurec.experiments.rows import main as rows
+from lrurec.experiments.tables import commands
 from lrurec.training.run import Run
 
 SHOWN = {"ndcg@10": "NDCG@10", "recall@10": "Recall@10"}
@@ -40,7 +41,6 @@ def made(out: Path, say: Callable[[str], None] = lambda text: None) -> Made:
 
 
 def _table(name: str, cells: dict[str, list[Record]], titles: dict[str, str], say: Callable[[str], None]) -> Record:
-    given = cells["lrurec"][0]["dataset"]["given"]
     ours = _values(cells["lrurec"], say)
     found = [
         {
@@ -54,10 +54,10 @@ def _table(name: str, cells: dict[str, list[Record]], titles: dict[str, str], sa
     ]
     return {
         "dataset": name,
-        "given": given,
         "users": len(ours["ndcg@10"]),
         "seeds": len(cells["lrurec"]),
         "against": found,
+        "commands": commands("significance", [record for some in cells.values() for record in some], list(cells)),
     }
 
 
@@ -112,5 +112,5 @@ def _page(tables: list[Record]) -> str:
             f"{one['users']:,} users; LRURec with {one['seeds']} seed{'s' * (one['seeds'] != 1)}.",
             "",
         ]
-        text += [*grid(head, cells), "", f"    lrurec reproduce significance --datasets {one['given']}"]
+        text += [*grid(head, cells), "", *(f"    {command}" for command in one["commands"])]
     return "\n".join(text) + "\n"

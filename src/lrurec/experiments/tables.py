@@ -46,6 +46,8 @@ def _table(name: str, records: Sequence[Record], published: Published, known: Se
         notes = [f"not the paper's data: {strange}"] if strange and name.lower() in published.values else []
     if name.lower() in published.notes:
         notes.append(published.notes[name.lower()])
+    if len({tuple(r["given"]) for r in records}) > 1:
+        notes.append("not all rows were given the same settings, as the commands show; compare with care")
     for row in rows:
         if row["mixed_settings"]:
             notes.append(f"{row['title']}: its seeds were trained with different settings")
@@ -53,11 +55,11 @@ def _table(name: str, records: Sequence[Record], published: Published, known: Se
         "dataset": name,
         **{key: facts[key] for key in ("kind", "users", "items", "events")},
         "rows": rows,
-        "lead": _lead(name, rows, published),
+        "lead": _lead("" if strange else name, rows, published),
         "order": None if strange else order(rows),
         "spent": {"cells": len(done), "core_seconds": sum(r["seconds"] * r["threads"] for r in done)},
         "notes": notes,
-        "commands": _commands(published.target, records, names),
+        "commands": commands(published.target, records, names),
     }
 
 
@@ -67,7 +69,7 @@ def _row(
     done = [r for r in records if r["state"] == DONE]
     failed = {r["seed"]: r["error"] for r in records if r["state"] == FAILED}
     ours = {m: _spread([r["test"][m] for r in done]) for m in METRICS} if done else None
-    relative = {m: ours[m]["mean"] / paper[m] - 1 for m in METRICS} if ours and paper else None
+    relative = {m: ours[m]["mean"] / paper[m] - 1 for m in METRICS} if ours and paper and not strange else None
     settings = [[s for s in r["settings"] if not s.startswith("training.seed=")] for r in done or records]
     return {
         "row": name,
@@ -100,10 +102,10 @@ def verdict(relative: dict[str, float] | None, done: bool = True, strange: bool 
     """
     if not done:
         return "failed"
-    if relative is None:
-        return "not in the paper"
     if strange:
         return "other data"
+    if relative is None:
+        return "not in the paper"
     worst, best = min(relative[m] for m in JUDGED), max(relative[m] for m in JUDGED)
     if worst < -CLOSE:
         return f"below by {-worst:.1%}"
@@ -141,7 +143,7 @@ def _lead(dataset: str, rows: Sequence[dict[str, Any]], published: Published) ->
     return lead
 
 
-def _commands(target: str, records: Sequence[Record], rows: Sequence[str]) -> list[str]:
+def commands(target: str, records: Sequence[Record], rows: Sequence[str]) -> list[str]:
     """The commands that make these cells: one, if every row has the same seeds and settings."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for row in rows:

@@ -10,6 +10,7 @@ from typing import Any
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.experiments import curves, eigenvalues, latency, markdown, rows, sensitivity, significance, statistics
+from lrurec.experiments.borrowed import borrowed
 from lrurec.experiments.cells import Cell, locked, records
 from lrurec.experiments.datasets import Found
 from lrurec.experiments.figures import save
@@ -74,7 +75,7 @@ class Target:
                 for dataset in asked.datasets:
                     row = next(row for row in self.rows(dataset.kind) if row.name == name)
                     plain = settings_for(dataset.kind, row.model, seed, asked.given)
-                    chosen = settings_for(dataset.kind, row.model, seed, asked.given, row.settings)
+                    chosen = settings_for(dataset.kind, row.model, seed, asked.given, row.settings, row.usual)
                     target, folder = ("main", row.model) if chosen.config == plain.config else (self.name, row.name)
                     shown = plain if target == "main" else chosen
                     cells.append(Cell(target, dataset, folder, row.model, seed, shown, asked.given, asked.out))
@@ -104,14 +105,12 @@ def _beside_the_papers(target: str, asked: Asked) -> Made:
     """A table of metrics with the published ones beside them."""
     paper, known = published(target), TARGETS[target].known()
     found = list(records(asked.out, target))
-    if target != "main":  # what it shares with the main table
-        names, own = {row.name for row in known}, {record["dataset"]["name"] for record in found}
-        found += [
-            record
-            for record in records(asked.out, "main")
-            if record["row"] in names
-            and (record["dataset"]["kind"] == "long" if target == "xlong" else record["dataset"]["name"] in own)
-        ]
+    if target == "xlong":  # its rows are those of the main table, on long histories
+        names = {row.name for row in known}
+        shared = [r for r in records(asked.out, "main") if r["dataset"]["kind"] == "long"]
+        found += [record for record in shared if record["row"] in names]
+    elif target != "main":
+        found += borrowed(asked.out, found, known)
     whole = {
         "target": target,
         "paper": paper.paper,
@@ -141,9 +140,9 @@ TARGETS: dict[str, Target] = {
         Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
         Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
         Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),
-        Target("curves", "Figure 1, left: Recall@10 in training, by step and by second", "curves", rows.curves, lambda t, a: curves.made(a.out), "reproduce"),
-        Target("latency", "Figure 1, right: the time of 2,048 predictions while a history grows", "latency", _nothing, lambda t, a: latency.made(a.out), "reproduce", latency.measure),
-        Target("sensitivity", "Figure 4: Recall@10 by weight decay and by dropout", "sensitivity", rows.sensitivity, lambda t, a: sensitivity.made(a.out), "reproduce"),
+        Target("curves", "Figure 1, left: Recall@10 in training, by step and by second", "curves", rows.curves, lambda t, a: curves.made(a.out), "figures"),
+        Target("latency", "Figure 1, right: the time of 2,048 predictions while a history grows", "latency", _nothing, lambda t, a: latency.made(a.out), "figures", latency.measure),
+        Target("sensitivity", "Figure 4: Recall@10 by weight decay and by dropout", "sensitivity", rows.sensitivity, lambda t, a: sensitivity.made(a.out), "figures"),
     )
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 from lrurec.config import from_mapping, unknown
 from lrurec.errors import SettingsError
 from lrurec.models.lrurec import LRURecConfig
-from lrurec.models.registry import model_class, name_of
+from lrurec.models.registry import MODELS, model_class, name_of
 
 DEFAULT = "lrurec"  # the model, where none is named
 CHOICES = {
@@ -56,7 +56,7 @@ class TrainingConfig:
         if self.candidates < 0:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:
-            raise SettingsError("training.schedule=one-cycle needs training.steps")
+            raise SettingsError("training.schedule=one-cycle needs training.steps of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
     if not isinstance(name, str):
         raise SettingsError(f"model.name must be text, not {name!r}")
     config = model_class(name).Config
+    _refuse_foreign(name, model)
     try:
         chosen: Any = from_mapping(config, _typed(config, model, "model"))
     except SettingsError as error:
@@ -129,6 +130,17 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
         chosen,
         from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")),
     )
+
+
+def _refuse_foreign(name: str, settings: dict[str, Any]) -> None:
+    """A setting that only other models have."""
+    own = [f.name for f in dataclasses.fields(model_class(name).Config)]
+    for key in settings:
+        whose = [n for n, m in MODELS.items() if key in {f.name for f in dataclasses.fields(m.Config)}]
+        if key not in own and whose:
+            raise SettingsError(
+                f"model.{key} is a setting of {', '.join(whose)}, not of {name}; {name} has {', '.join(own)}"
+            )
 
 
 def _merge(values: dict[str, dict[str, Any]], more: dict[str, Any]) -> None:
