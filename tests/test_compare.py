@@ -68,6 +68,13 @@ def test_the_command(runs: Path, run: Run) -> None:
     assert found["low"] <= found["mean"] <= found["high"] and found["p"] < 0.001
 
 
+def test_runs_that_see_more_or_less(runs: Path, run: Run) -> None:
+    short = ("--model", "popularity", "--set", "training.max_length=5")
+    assert run("train", runs / "data", "--out", runs / "short", *short).code == 0
+    told = run("compare", runs / "popular", runs / "short")
+    assert told.code == 0 and "A sees the newest 50 items of a history, B the newest 5" in told.err
+
+
 def test_mistakes(runs: Path, run: Run) -> None:
     rows = [(u, (u + k) % 9) for u in range(20) for k in range(9)]
     lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=runs / "other-data")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,9 @@ def run(options: argparse.Namespace) -> int:
     }
     runs = {"first": options.first, "second": options.second}
     report = {**runs, "split": options.split, "users": len(targets), "seed": options.seed, "metrics": differences}
+    lengths = [opened.config.training.max_length for opened in (first, second)]
+    if lengths[0] != lengths[1]:
+        print(f"lrurec: A sees the newest {lengths[0]} items of a history, B the newest {lengths[1]}", file=sys.stderr)
     print(json.dumps(report, indent=1) if options.json else _told(report))
     return 0
 
