@@ -116,7 +116,7 @@ def test_only_what_is_missing_is_done(out: Path, tiny: Path, run: Run) -> None:
 def test_other_settings_are_kept_until_asked(out: Path, tiny: Path, run: Run) -> None:
     changed = sets([*SMALL, "training.steps=9"])
     told = one_line(run, *reproduce(tiny, out, *changed))
-    assert "lrurec/seed-0 was made with other settings (training.steps was 6, is 9 now), and 1 more cells" in told
+    assert "lrurec/seed-0 was made with other settings (training.steps was 6, is 9 now), and so was 1 other;" in told
     assert "--again" in told
     listed = run(*reproduce(tiny, out, "--list", *changed)).out
     assert "tiny/popularity/seed-0  done" in listed  # steps mean nothing to it
