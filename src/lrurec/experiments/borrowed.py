@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lrurec.experiments.cells import records
+from lrurec.experiments.cells import config_of, records
 from lrurec.experiments.rows import Row
 
 Record = dict[str, Any]
@@ -22,5 +22,6 @@ def borrowed(out: Path, own: Sequence[Record], rows: Sequence[Row]) -> list[Reco
 
 
 def _rest(record: Record, changed: set[str]) -> dict[str, Any]:
-    config = record["config"]
+    found = config_of(record)  # with the defaults of settings that are newer than it
+    config = found.values() if found is not None else record["config"]
     return {f"{p}.{k}": v for p in config for k, v in config[p].items() if f"{p}.{k}" not in changed}

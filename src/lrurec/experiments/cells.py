@@ -65,7 +65,7 @@ class Cell:
         """One of the five states above, and the reason where it is `other settings`."""
         record = self.record
         if record is not None:
-            found = _config(record["config"])
+            found = config_of(record)
             reason = self._difference(found, record["dataset"]["content_id"])
             if record["state"] == FAILED:
                 return FAILED, reason or ""
@@ -160,9 +160,10 @@ def records(out: Path, target: str) -> Iterator[dict[str, Any]]:
             yield {"row": record["model"], **record, "folder": path.parent}
 
 
-def _config(values: dict[str, Any]) -> RunConfig | None:
+def config_of(record: dict[str, Any]) -> RunConfig | None:
+    """The settings of a cell; None where this version does not know them."""
     try:
-        return from_values(values)
+        return from_values(record["config"])
     except SettingsError:
         return None
 
