@@ -15,8 +15,8 @@ LOWEST = -1e38  # the maximum of nothing
 
 
 def _exp(x: Any) -> Any:
-    """e^x in the precision of x."""
-    raise NotImplementedError
+    """e^x in the precision of x; compiled, single precision takes the shorter way below."""
+    return np.exp(x)
 
 
 @extending.overload(_exp, strict=False)
