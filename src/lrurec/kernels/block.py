@@ -12,6 +12,23 @@ from lrurec.kernels.arithmetic import compiled, exp, f4, is_kept, upper_tail
 
 
 @compiled
+def normalise(norm: Any, i: Any, total: Any, gain: Any, shift: Any, spread: Any, out: Any) -> None:
+    """LayerNorm of row i, whose sum is known: normalised in place, and with gain and shift into `out`."""
+    width = norm.shape[1]
+    mean = f4(total / f4(width))
+    squares = f4(0)
+    for j in range(width):
+        r = f4(norm[i, j] - mean)
+        squares += r * r
+    s = f4(f4(1.0) / np.sqrt(f4(squares / f4(width) + f4(1e-5))))
+    spread[i] = s
+    for j in range(width):
+        r = f4((norm[i, j] - mean) * s)
+        norm[i, j] = r
+        out[i, j] = r * gain[j] + shift[j]
+
+
+@compiled
 def add_and_normalise(
     y: Any,
     x: Any,
@@ -34,17 +51,7 @@ def add_and_normalise(
             r = f4(x[i, j] + (y[i, j] * scale if kept else f4(0)))
             norm[i, j] = r
             total += r
-        mean = f4(total / f4(width))
-        squares = f4(0)
-        for j in range(width):
-            r = f4(norm[i, j] - mean)
-            squares += r * r
-        s = f4(f4(1.0) / np.sqrt(f4(squares / f4(width) + f4(1e-5))))
-        spread[i] = s
-        for j in range(width):
-            r = f4((norm[i, j] - mean) * s)
-            norm[i, j] = r
-            out[i, j] = r * gain[j] + shift[j]
+        normalise(norm, i, total, gain, shift, spread, out)
 
 
 @compiled

@@ -5,9 +5,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from lrurec.kernels.arithmetic import compiled, f4, is_kept
+from lrurec.kernels.block import normalise
 
 
 @compiled
@@ -24,17 +23,7 @@ def enter(
             r = f4(table[item, j] * scale) if is_kept(first + j, key, limit) else f4(0)
             norm[i, j] = r
             total += r
-        mean = f4(total / f4(width))
-        squares = f4(0)
-        for j in range(width):
-            r = f4(norm[i, j] - mean)
-            squares += r * r
-        s = f4(f4(1.0) / np.sqrt(f4(squares / f4(width) + f4(1e-5))))
-        spread[i] = s
-        for j in range(width):
-            r = f4((norm[i, j] - mean) * s)
-            norm[i, j] = r
-            out[i, j] = r * gain[j] + shift[j]
+        normalise(norm, i, total, gain, shift, spread, out)
 
 
 @compiled

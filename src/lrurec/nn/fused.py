@@ -135,14 +135,12 @@ class _Block(torch.autograd.Function):
         kept: Any = fields(*saved[: len(fields._fields)])
         w = Weights(*saved[len(fields._fields) :])
         grad, d_x = grad.contiguous(), torch.empty_like(grad)
-        work: Any = _backward
+        others = kept, ctx.opens, ctx.drop, grad, d_x
         if ctx.half:
             factors = fused16.factors_backward(w)
-
-            def work(part: slice, w: Weights, *others: Any) -> Weights:
-                return fused16.backward(part, w, factors, *others)
-
-        shares = at_once(lambda part: work(part, w, kept, ctx.opens, ctx.drop, grad, d_x), ctx.parts)
+            shares = at_once(lambda part: fused16.backward(part, w, factors, *others), ctx.parts)
+        else:
+            shares = at_once(lambda part: _backward(part, w, *others), ctx.parts)
         return (d_x, None, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
 
 
