@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
     for chosen, _ in works:
         if chosen.measure is not None:
-            chosen.measure(out, options.again, lambda text: print(text, file=sys.stderr))
+            chosen.measure(out, options.again, _say)
     with view(len(cells), write) as watch:
         queue = Queue(cells, command, watch, options.jobs, options.budget, options.again)
         with _stop_gently(queue):
@@ -183,8 +183,12 @@ def _works(options: argparse.Namespace) -> "list[Work]":
         models = {row.model for row in chosen.known() if options.models is None or row.name in options.models}
         if models:
             refuse_useless(options.settings, sorted(models))
-        works.append((chosen, Asked(datasets, options.models, options.seeds, tuple(options.settings), out)))
+        works.append((chosen, Asked(datasets, options.models, options.seeds, tuple(options.settings), out, _say)))
     return works
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _cells(works: "list[Work]") -> "list[Cell]":
