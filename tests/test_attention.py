@@ -177,9 +177,9 @@ def test_order_matters_to_sasrec() -> None:
 def test_every_window_has_a_mask_and_shares_are_kept() -> None:
     model = bert4rec(mask_share=0.3, last_share=0.25)
     offsets = offsets_of([1, 2, 3, 50, 50] * 200)
-    masked, kept = model.masked(offsets, CPU, Keys(7))
-    assert torch.equal(masked, model.masked(offsets, CPU, Keys(7))[0]) and bool(kept.all())
-    assert not torch.equal(masked, model.masked(offsets, CPU, Keys(8))[0])
+    masked = model.masked(offsets, CPU, Keys(7))
+    assert torch.equal(masked, model.masked(offsets, CPU, Keys(7)))
+    assert not torch.equal(masked, model.masked(offsets, CPU, Keys(8)))
     pieces = [masked[a:b] for a, b in pairwise(offsets)]
     assert all(bool(piece.any()) for piece in pieces)
     long = [piece for piece in pieces if len(piece) == 50]
@@ -193,14 +193,14 @@ def test_all_or_the_newest() -> None:
     offsets = offsets_of([4, 9])
     newest = torch.zeros(13, dtype=torch.bool)
     newest[[3, 12]] = True
-    assert torch.equal(bert4rec(last_share=1.0).masked(offsets, CPU, Keys(0))[0], newest)
-    assert bool(bert4rec(mask_share=1.0, last_share=0.0).masked(offsets, CPU, Keys(0))[0].all())
+    assert torch.equal(bert4rec(last_share=1.0).masked(offsets, CPU, Keys(0)), newest)
+    assert bool(bert4rec(mask_share=1.0, last_share=0.0).masked(offsets, CPU, Keys(0)).all())
 
 
 def test_the_cloze_never_shows_its_answer() -> None:
     """A masked item changes no vector; an item that is not masked changes those of its window, before and behind."""
     model, batch = bert4rec(dropout=0.0), windows([12, 12, 12])
-    masked, _ = model.masked(batch.windows, CPU, Keys(3))
+    masked = model.masked(batch.windows, CPU, Keys(3))
     hidden, answers = model.examples(batch, Keys(3))
     assert torch.equal(answers, batch.targets[masked])
     whose = torch.repeat_interleave(torch.full((3,), 12))
@@ -212,27 +212,6 @@ def test_the_cloze_never_shows_its_answer() -> None:
         after, _ = model.examples(changed, Keys(3))
         moved = (hidden - after).abs().amax(1) > 1e-6
         assert torch.equal(moved, (whose[rows] == whose[at]) & ~masked[at])
-
-
-def test_windows_that_are_cut() -> None:
-    """They end at any of their items, which is masked and asked for as the next item of the history before it is."""
-    model, batch = bert4rec(last_share=1.0, dropout=0.0, cut=True), windows([1, 9, 12] * 40)
-    masked, kept = model.masked(batch.windows, CPU, Keys(5))
-    hidden, answers = model.examples(batch, Keys(5))
-    places = set()
-    for w, (a, b) in enumerate(pairwise(batch.windows.tolist())):
-        count = int(kept[a:b].sum())
-        places.add((b - a, count))
-        assert bool(kept[a : a + count].all()) and masked[a:b].nonzero().tolist() == [[count - 1]]
-        assert int(answers[w]) == int(batch.targets[a + count - 1])
-        history = batch.targets[a : a + count - 1] + 1 if count > 1 else torch.tensor([MASK])
-        asked = model.last(Batch(history, torch.tensor([0, len(history)])))
-        assert torch.allclose(hidden[w], asked[0], atol=1e-5)
-    assert {(1, 1), (9, 1), (9, 9), (12, 1), (12, 12)} <= places and len(places) == 22
-    half = bert4rec(last_share=0.5, cut=True)
-    assert not bool(half.masked(batch.windows, CPU, Keys(5))[1].all())
-    loss = half.examples(batch, Keys(5))[0].sum()
-    assert torch.isfinite(loss)
 
 
 def test_the_mask_is_behind_the_newest_items() -> None:

@@ -9,9 +9,6 @@ Trained as a cloze: some items of a window are replaced by a learned mask, and p
 behind. In a share of the windows only the newest item is masked, as it is when the model is asked: then the mask is
 appended to the newest `max_length` - 1 items. Which items are masked is a function of the keys of the step.
 
-With `cut`, which the paper does not have, those windows end at a random one of their items: any item may be the newest. Where
-histories are short, one example of that kind per user is too little to learn what comes next.
-
 Input 0, the start of a history, is the mask: somebody without a history is a mask alone, as is a window of one item.
 Only the masked positions are needed behind the last block, and only they are computed there.
 """
@@ -38,7 +35,6 @@ class BERT4RecConfig(AttentionConfig):
 
     mask_share: float = 0.2  # of the items of a window; the paper's is 0.2 on ML-1M and 0.6 on Beauty
     last_share: float = 0.1  # of the windows: only their newest item is masked
-    cut: bool = False  # those windows end at a random item
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,30 +66,22 @@ class BERT4Rec(TrainedModel):
 
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         """The masked items of the windows."""
-        masked, kept = self.masked(batch.windows, batch.targets.device, keys)
-        targets, windows = batch.targets, batch.windows
-        if self.config.cut:
-            counts = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
-            windows = counts[windows.to(counts.device)].cpu()
-            targets, masked = targets[kept], masked[kept]
+        masked = self.masked(batch.windows, batch.targets.device, keys)
         rows = masked.nonzero()[:, 0]
-        inputs = (targets + 1).masked_fill(masked, MASK)
-        return self._at(rows, Batch(inputs, windows), keys), targets[rows]
+        inputs = (batch.targets + 1).masked_fill(masked, MASK)
+        return self._at(rows, Batch(inputs, batch.windows), keys), batch.targets[rows]
 
-    def masked(self, windows: Tensor, device: torch.device, keys: Keys) -> tuple[Tensor, Tensor]:
-        """[N] and [N]: which items of the windows are masked, at least one of each, and which are there at all."""
+    def masked(self, windows: Tensor, device: torch.device, keys: Keys) -> Tensor:
+        """[N]: which items of the windows are masked; at least one of each."""
         lengths = windows.diff().to(device)
         whose = torch.repeat_interleave(lengths)
         drawn = hashes(len(whose), keys.next(), device)
         lowest = drawn.new_full((len(lengths),), 1 << 32).scatter_reduce(0, whose, drawn, "amin")
         cloze = (drawn < limit_of(self.config.mask_share)) | (drawn == lowest[whose])
+        newest = torch.zeros_like(cloze)
+        newest[windows[1:].to(device) - 1] = True
         only_newest = hashes(len(lengths), keys.next(), device) < limit_of(self.config.last_share)
-        newest = windows[1:].to(device) - 1
-        if self.config.cut:
-            newest = newest - hashes(len(lengths), keys.next(), device) % lengths
-        place = torch.arange(len(whose), device=device)
-        masked = torch.where(only_newest[whose], place == newest[whose], cloze)
-        return masked, ~only_newest[whose] | (place <= newest[whose])
+        return torch.where(only_newest[whose], newest, cloze)
 
     def last(self, batch: Batch) -> Tensor:
         asked = self.asked(batch)
