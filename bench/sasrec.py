@@ -69,7 +69,7 @@ class Ours:
         lap("packing the batch")
         hidden, targets = self.model.examples(batch, Keys(t))
         lap("encoder, forward")
-        loss = cross_entropy(hidden, *self.model.item_table(), targets, half=self.half)
+        loss = cross_entropy(hidden, *self.model.answers(), targets, half=self.half)
         lap("loss and its gradients")
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)

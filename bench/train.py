@@ -71,7 +71,7 @@ class Ours:
         lap("packing the batch")
         hidden = self.model.encode(Batch(inputs, offsets, half=self.half), Keys(t))
         lap("encoder, forward")
-        table, bias = self.model.item_table()
+        table, bias = self.model.answers()
         loss = cross_entropy(hidden, table, bias, targets, half=self.half)
         lap("loss and its gradients")
         self.optimizer.zero_grad()

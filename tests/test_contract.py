@@ -210,7 +210,7 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
     assert isinstance(model, TrainedModel)
     hidden, targets = model.examples(training_batch([30, 45, 1, 7, 2]), Keys(0))
     assert len(hidden) == len(targets) > 0
-    cross_entropy(hidden, *model.item_table(), targets).backward()
+    cross_entropy(hidden, *model.answers(), targets).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and bool(parameter.grad.abs().sum() > 0), name
 

@@ -130,7 +130,7 @@ def test_the_row_of_nobody_stays_zero(kind: type[TrainedModel], table: str) -> N
     for step in range(3):
         hidden, targets = model.examples(batch, Keys(step))
         optimizer.zero_grad()
-        cross_entropy(hidden, *model.item_table(), targets).backward()
+        cross_entropy(hidden, *model.answers(), targets).backward()
         optimizer.step()
     after = getattr(model, table).detach()
     assert torch.equal(after[0], torch.zeros(5)) and not torch.equal(after, before)

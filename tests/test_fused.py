@@ -199,9 +199,11 @@ def test_products_of_pairs() -> None:
         left = torch.randn(inside - 1, 4 * rows, generator=g).to(torch.bfloat16)  # odd: the last one goes with zeros
         words = np.empty((inside // 2, 4 * rows), np.int32)
         dot16.pair_rows(left.view(torch.int16).numpy(), inside - 1, words)
-        total = np.zeros((4 * rows, columns), np.float32)
-        dot16.multiply_columns(words, pairs, inside // 2, total)
-        assert np.abs(total - (left.double().T @ b[:-1].double()).numpy()).max() < 1e-4
+        expected = (left.double().T @ b[:-1].double()).numpy()
+        for add, start, total in ((False, 1.0, 0.0), (True, 1.0, 1.0)):
+            summed = np.full((4 * rows, columns), start, np.float32)
+            dot16.multiply_columns(words, pairs, inside // 2, summed, add)
+            assert np.abs(summed - total - expected).max() < 1e-4
 
 
 def test_powers_of_products() -> None:

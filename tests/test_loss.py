@@ -25,9 +25,11 @@ def case(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     hidden = torch.randn(n, 8, dtype=dtype, generator=g).requires_grad_()
-    table = torch.randn(items, 8, dtype=dtype, generator=g).requires_grad_()
+    items_alone = torch.randn(items, 8, dtype=dtype, generator=g)
     bias = torch.randn(items, dtype=dtype, generator=g).requires_grad_()
-    return hidden, table, bias, torch.randint(0, items, (n,), generator=g)
+    targets = torch.randint(0, items, (n,), generator=g)
+    front = torch.randn((n + items) % 3, 8, dtype=dtype, generator=g)  # rows that are no items
+    return hidden, torch.cat([front, items_alone]).requires_grad_(), bias, targets
 
 
 def check(n: int, items: int, threads: int, seed: int, dtype: torch.dtype, tolerance: float) -> None:
@@ -126,7 +128,7 @@ def test_half_precision_by_the_instruction(
     g = torch.Generator().manual_seed(n)
     h, e, b = (
         torch.randn(n, 64, generator=g),
-        0.3 * torch.randn(items, 64, generator=g),
+        0.3 * torch.randn(items + n % 3, 64, generator=g),  # a row or two in front that are no items
         torch.randn(items, generator=g),
     )
     y = torch.randint(0, items, (n,), generator=g)

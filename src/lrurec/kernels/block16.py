@@ -294,10 +294,10 @@ def backward(
         _gelu_backward(inner[s:e], d_a, s * wide, inside, limit, scale, g16, a16, d_b1)
         pair_rows(y16, n, narrow)
         pair_rows(g16, n, inner_pairs)
-        multiply_columns(narrow, inner_pairs, steps, d_w2)
+        multiply_columns(narrow, inner_pairs, steps, d_w2, True)
         pair_rows(a16, n, inner_pairs)
         pair_rows(kept_z[s:e], n, other)
-        multiply_columns(inner_pairs, other, steps, d_w1)
+        multiply_columns(inner_pairs, other, steps, d_w1, True)
         multiply(a16, n, w1, more, False)
         _add(more, d_z[:n])
         _normalise_backward(
@@ -306,13 +306,13 @@ def backward(
         multiply(y16, n, c, d_h, False)
         pair_rows(y16, n, narrow)
         pair_rows(kept_h[s:e], n, state_pairs)
-        multiply_columns(narrow, state_pairs, steps, d_c)
+        multiply_columns(narrow, state_pairs, steps, d_c, True)
         some[:] = 0
         _recur_backward(d_h, kept_h[s:e], lam, opens, s, order, carry, some, h16, d_b_bias)
         sums += some
         pair_rows(h16, n, state_pairs)
         pair_rows(kept_x[s:e], n, other)
-        multiply_columns(state_pairs, other, steps, d_b)
+        multiply_columns(state_pairs, other, steps, d_b, True)
         multiply(h16, n, b, more, False)
         d_x[s:e] = d_z[:n]
         _add(more, d_x[s:e])

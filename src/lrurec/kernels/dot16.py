@@ -212,15 +212,15 @@ def multiply_to_powers(a: Any, rows: Any, b: Any, bias: Any, sums: Any, halves: 
 
 
 @compiled
-def multiply_columns(a: Any, b: Any, steps: Any, out: Any) -> None:
-    """out [M, N] += the sum over rows of a^T b, `steps` pairs of rows: a [K / 2, M, 2], b [K / 2, N, 2]."""
+def multiply_columns(a: Any, b: Any, steps: Any, out: Any, add: Any) -> None:
+    """out [M, N] = (or +=) the sum over rows of a^T b, `steps` pairs of rows: a [K / 2, M, 2], b [K / 2, N, 2]."""
     many, columns = a.shape[1], b.shape[1]
     here, there, where = np.int64(a.ctypes.data), np.int64(b.ctypes.data), np.int64(out.ctypes.data)
     a_step, b_step, out_row = np.int64(4 * many), np.int64(4 * columns), np.int64(out.strides[0])
     for j in range(0, columns, COLUMNS):
         for i in range(0, many, ROWS):
             place = where + i * out_row + 4 * j
-            _tile(here + 4 * i, np.int64(4), a_step, there + 4 * j, b_step, np.int64(steps), place, out_row, True)
+            _tile(here + 4 * i, np.int64(4), a_step, there + 4 * j, b_step, np.int64(steps), place, out_row, add)
 
 
 @compiled

@@ -90,8 +90,13 @@ def _column_sums(pairs: Any, weight: Any, out: Any) -> None:
 
 
 @compiled
-def to_items(store: Any, hidden: Any, weight: Any, d_table: Any, d_bias: Any) -> None:
-    """Add the gradients of items [B * WIDE, D] and biases: the powers times positions [R / 2, D] that are weighed already."""
+def to_items(store: Any, hidden: Any, weight: Any, d_table: Any, d_bias: Any, add: Any) -> None:
+    """The gradients of items [B * WIDE, D] and biases: the powers times positions [R / 2, D] that are weighed already.
+
+    They are added to what there is if `add` says so.
+    """
+    if not add:
+        d_bias[:] = 0
     for k in range(len(store)):
-        multiply_columns(store[k], hidden, len(hidden), d_table[k * WIDE : (k + 1) * WIDE])
+        multiply_columns(store[k], hidden, len(hidden), d_table[k * WIDE : (k + 1) * WIDE], add)
         _column_sums(store[k], weight, d_bias[k * WIDE : (k + 1) * WIDE])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lrurec.nn.dropout import Keys
+from lrurec.nn.loss import catalogue
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,13 @@ class TrainedModel(Model):
         """Hidden vectors of all positions: [N, d]; none sees what comes after it. With keys, dropout is on."""
 
     @abstractmethod
+    def answers(self) -> tuple[Tensor, Tensor]:
+        """(E, bias [V]). The last V rows of E are the items; what comes before (a start token) is never an answer."""
+
     def item_table(self) -> tuple[Tensor, Tensor]:
-        """(E [V, d], bias [V])."""
+        """(E [V, d], bias [V]): the items alone."""
+        table, bias = self.answers()
+        return catalogue(table, bias), bias
 
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         """What the loss is taken from: hidden vectors [M, d] and their answers [M]. Here, every next item."""

@@ -61,8 +61,8 @@ class BERT4Rec(TrainedModel):
         self.head_norm = nn.LayerNorm(width)
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias
 
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         """The masked items of the windows."""

@@ -97,5 +97,5 @@ class FISM(TrainedModel):
         hidden: Tensor = dropout(sums * weights[:, None], self.config.dropout, keys)
         return hidden
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
+    def answers(self) -> tuple[Tensor, Tensor]:
         return self.items, self.bias

@@ -103,8 +103,8 @@ class FMLPRec(TrainedModel):
         self.blocks = nn.ModuleList(Block(sizes.max_length, config, generator) for _ in range(config.blocks))
         self.bias = nn.Parameter(torch.zeros(sizes.items))
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         """Circular: a window per row, max_length times the work of causal. Made for checks: nothing here calls it."""

@@ -56,5 +56,5 @@ class FPMC(TrainedModel):
         hidden: Tensor = dropout(both, self.config.dropout, keys)
         return hidden
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
+    def answers(self) -> tuple[Tensor, Tensor]:
         return self.items, self.bias

@@ -78,8 +78,8 @@ class GRU4Rec(RecurrentModel):
     def _projected(self, h: Tensor) -> Tensor:
         return h if self.project is None else F.linear(h, self.project)
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """[B, layers, hidden]: 512 bytes per user at the usual size."""

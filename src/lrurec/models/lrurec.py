@@ -150,21 +150,6 @@ def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int)
     return PFFN(config.width, config.dropout, generator, config.outer_gelu)
 
 
-class _Items(torch.autograd.Function):
-    """A table without its first row; its gradient has a zero there, and is not filled with zeros before."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor) -> Tensor:
-        return table[1:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        found = grad.new_empty(len(grad) + 1, *grad.shape[1:])
-        found[0] = 0
-        found[1:] = grad
-        return found
-
-
 class LRURec(RecurrentModel):
     """The whole model over a catalogue of items."""
 
@@ -195,9 +180,8 @@ class LRURec(RecurrentModel):
         x: Tensor = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
         return x
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        items: Tensor = _Items.apply(self.embedding)  # type: ignore[no-untyped-call]
-        return items, self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """[B, blocks, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""

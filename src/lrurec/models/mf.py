@@ -59,7 +59,7 @@ class MF(TrainedModel):
         hidden = dropout(vectors, self.config.dropout, keys).repeat_interleave(windows.diff(), 0)
         return hidden, batch.targets
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
+    def answers(self) -> tuple[Tensor, Tensor]:
         return self.items, self.bias
 
 

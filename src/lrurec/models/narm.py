@@ -89,5 +89,5 @@ class NARM(TrainedModel):
         c = dropout(torch.cat([whole, local], 1), self.config.context_dropout, keys)
         return F.linear(c, self.decoder)
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias

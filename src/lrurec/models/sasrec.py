@@ -58,5 +58,5 @@ class SASRec(TrainedModel):
         result: Tensor = self.encoder(items, batch.positions(), batch.offsets, keys, causal=True, rows=rows)
         return result
 
-    def item_table(self) -> tuple[Tensor, Tensor]:
-        return self.embedding[1:], self.bias
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.embedding, self.bias

@@ -73,9 +73,12 @@ class DotGroup:
         return np.zeros(rows, np.float32), total[:rows].copy()
 
     def gradients(
-        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor, fresh: bool
     ) -> None:
-        """Add the gradients of the log of the sums, weighed per position. Those of items may reach behind the last one."""
+        """Add the gradients of the log of the sums, weighed per position. Those of items may reach behind the last one.
+
+        A `fresh` d_table and d_bias hold nothing yet.
+        """
         rows = len(hidden)
         halves = self._rounded(hidden, weight)
         padded = len(halves)
@@ -83,4 +86,5 @@ class DotGroup:
         weights[:rows] = weight
         pair_rows(halves, padded, self.pairs)
         kernels.add_scaled(self.to_hidden, weight, d_hidden.numpy())
-        kernels.to_items(self._powers(padded), self.pairs[: padded // 2], weights, d_table.numpy(), d_bias.numpy())
+        pairs, add = self.pairs[: padded // 2], not fresh
+        kernels.to_items(self._powers(padded), pairs, weights, d_table.numpy(), d_bias.numpy(), add)

@@ -6,6 +6,9 @@ its exponentials, then, with the sums known, the gradients from the same tiles. 
 groups of its own. Large ones: each thread takes a part of the items, so that the table is read and its gradient
 written once per group, by one thread. Positions in a row that share a vector (a user's, say) meet it once.
 
+A table may have rows in front that are no items (a start token's): the last rows, one per bias, are the catalogue. The
+gradient has their zeros already, so that nobody copies a large one to put them there.
+
 With `half`, the products are taken in bfloat16 and everything is summed in float32: faster on a processor (or GPU) that
 multiplies bfloat16 (results/train.md), for scores that are off by up to 0.4%. Where it can, lrurec.nn.groups16 takes them.
 """
@@ -37,7 +40,12 @@ _SCORES_ON_DEVICE = 1 << 27  # scores at a time in plain torch
 
 def cross_entropy_reference(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """The obvious twin: the whole score matrix."""
-    return F.cross_entropy(hidden @ table.T + bias, targets)
+    return F.cross_entropy(hidden @ catalogue(table, bias).T + bias, targets)
+
+
+def catalogue(table: Tensor, bias: Tensor) -> Tensor:
+    """The rows of a table that are items: as many as there are biases, the last ones."""
+    return table[len(table) - len(bias) :]
 
 
 def multiplies_half(device: torch.device) -> bool:
@@ -84,15 +92,17 @@ class _Group:
         exponentials(scores.numpy(), *others)
 
     def gradients(
-        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor, fresh: bool
     ) -> None:
-        """Add the gradients of the log of the sums, weighed per position."""
+        """Add the gradients of the log of the sums, weighed per position; a `fresh` d_table and d_bias hold nothing yet."""
         rows, sums = len(hidden), d_bias.numpy()
+        if fresh:
+            d_bias.zero_()
         for k, (start, stop) in enumerate(self.tiles):
             p = self._tile(rows, start, stop)
             weigh(p.numpy(), self.references[k, :rows], largest, weight, sums[start:stop])
             d_hidden.addmm_(p, self.table[start:stop])
-            d_table[start:stop].addmm_(p.T, hidden)
+            d_table[start:stop].addmm_(p.T, hidden, beta=0 if fresh else 1)
 
 
 class _HalfGroup(_Group):
@@ -106,8 +116,11 @@ class _HalfGroup(_Group):
         exponentials16(scores.view(torch.int16).numpy(), *others)
 
     def gradients(
-        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor
+        self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor, fresh: bool
     ) -> None:
+        if fresh:
+            d_table.zero_()
+            d_bias.zero_()
         rows, sums, ones = len(hidden), d_bias.numpy(), np.ones(self.tile, np.float32)
         for k, (start, stop) in enumerate(self.tiles):
             p = self._tile(rows, start, stop)
@@ -132,6 +145,7 @@ def _share_positions(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
+    before, table = len(table) - len(bias), catalogue(table, bias)
     kind = _kind(hidden, table, bias, half)
     count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
     share = -(-max(count, 1) // threads)
@@ -140,7 +154,7 @@ def _share_positions(
 
     def work(begin: int) -> tuple[Tensor, Tensor]:
         group = kind(table, bias, min(rows, count))
-        d_table, d_bias = (torch.zeros(padded, table.shape[1]), torch.zeros(padded)) if gradients else (table, bias)
+        whole, d_table, d_bias = _to_fill(before, padded, table.shape[1] if gradients else 0)
         end = min(begin + share, count)
         for start in range(begin, end, rows):
             span = slice(start, min(start + rows, end))
@@ -148,24 +162,26 @@ def _share_positions(
             losses[span] = _log_sums(largest, total)
             if gradients:
                 weight = weights[span].numpy() / total
-                group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias)
+                fresh = start == begin
+                group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias, fresh)
         if targets is not None:
             mine = slice(begin, end)
             found = gradients and (d_hidden[mine], d_table, d_bias)
             _meet_targets(hidden[mine], table, bias, targets[mine], weights[mine], losses[mine], found)
-        return d_table, d_bias
+        return whole, d_bias
 
     parts = at_once(work, range(0, max(count, 1), share))
     if not gradients:
         return losses, None
-    d_table, d_bias = (_sum([p[k] for p in parts])[: len(table)] for k in (0, 1))
-    return losses, (d_hidden, d_table, d_bias)
+    whole, d_bias = (_sum([p[k] for p in parts]) for k in (0, 1))
+    return losses, (d_hidden, _cut(whole, before + len(table)), _cut(d_bias, len(table)))
 
 
 def _share_items(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
 ) -> tuple[Tensor, Gradients | None]:
     """Every thread takes a part of the items; all meet the same group of positions."""
+    before, table = len(table) - len(bias), catalogue(table, bias)
     kind = _kind(hidden, table, bias, half)
     count, rows, threads = len(hidden), kind.rows(len(table)), torch.get_num_threads()
     padded = -(-len(table) // kind.unit) * kind.unit
@@ -174,7 +190,7 @@ def _share_items(
     groups = at_once(lambda part: kind(table[part], bias[part], min(rows, count)), parts)
     losses = torch.empty(count)
     d_hidden = torch.zeros(len(parts) if gradients else 0, *hidden.shape)
-    d_table, d_bias = (torch.empty(padded, table.shape[1]), torch.empty(padded)) if gradients else (table, bias)
+    whole, d_table, d_bias = _to_fill(before, padded, table.shape[1] if gradients else 0)
     for start in range(0, count, rows):
         span = slice(start, min(start + rows, count))
         found = at_once(lambda group, h=hidden[span]: group.sums(h, gradients), groups)  # type: ignore[misc]
@@ -185,18 +201,26 @@ def _share_items(
             weight = weights[span].numpy() / total
 
             def work(k: int, span: slice = span, largest: Any = largest, weight: Any = weight) -> None:
-                if span.start == 0:
-                    d_table[parts[k]].zero_()
-                    d_bias[parts[k]].zero_()
-                groups[k].gradients(
-                    hidden[span], largest, weight, d_hidden[k, span], d_table[parts[k]], d_bias[parts[k]]
-                )
+                to_items, to_bias, fresh = d_table[parts[k]], d_bias[parts[k]], span.start == 0
+                groups[k].gradients(hidden[span], largest, weight, d_hidden[k, span], to_items, to_bias, fresh)
 
             at_once(work, range(len(parts)))
     summed = d_hidden.sum(0) if gradients else hidden
     if targets is not None:
         _meet_targets(hidden, table, bias, targets, weights, losses, gradients and (summed, d_table, d_bias))
-    return losses, (summed, d_table[: len(table)], d_bias[: len(table)]) if gradients else None
+    return losses, (summed, _cut(whole, before + len(table)), _cut(d_bias, len(table))) if gradients else None
+
+
+def _to_fill(before: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of a table, its rows that are items, and the gradient of their biases; the first group fills them."""
+    whole = torch.empty(before + rows, width)
+    whole[:before] = 0
+    return whole, whole[before:], torch.empty(rows)
+
+
+def _cut(x: Tensor, rows: int) -> Tensor:
+    """The first rows, in place and no view: autograd adds to a gradient that nobody else holds without copying it."""
+    return x.resize_(rows, *x.shape[1:])
 
 
 def _log_sums(largest: Any, total: Any) -> Tensor:
@@ -226,7 +250,8 @@ def _in_blocks(
 ) -> tuple[Tensor, Gradients | None]:
     """The same in plain torch: any device, any precision."""
     losses = torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
-    d_hidden, d_table, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+    d_hidden, whole, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+    table, d_table = catalogue(table, bias), catalogue(whole, bias)
     kind = torch.bfloat16 if half else hidden.dtype
     items = table.to(kind)
     rows = max(16, min(2048, _SCORES_ON_DEVICE // len(table)))
@@ -247,7 +272,7 @@ def _in_blocks(
             d_hidden[span] = s.to(kind) @ items
             d_table += s.to(kind).T @ h.to(kind)
             d_bias += s.sum(0)
-    return losses, (d_hidden, d_table, d_bias) if gradients else None
+    return losses, (d_hidden, whole, d_bias) if gradients else None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -257,8 +282,8 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
         compiled = hidden.device.type == "cpu" and hidden.dtype == torch.float32
-        few = len(table) <= _FEW_ITEMS
-        work = (_share_positions if few else _share_items) if compiled else _in_blocks
+        few = len(bias) <= _FEW_ITEMS
+        work = (_share_positions if few else _share_items) if compiled and len(hidden) else _in_blocks
         firsts = _firsts(hidden)
         if 2 * len(firsts) >= len(hidden):
             each = hidden.new_full((len(hidden),), 1.0 / max(len(hidden), 1))
@@ -268,9 +293,10 @@ class _CrossEntropy(torch.autograd.Function):
             counts = torch.diff(firsts, append=firsts.new_tensor([len(hidden)]))
             weights = (counts / len(hidden)).to(hidden.dtype)
             logs, found = work(hidden[firsts], table, bias, None, gradients, weights, half)
-            own = (hidden * table[targets]).sum(1) + bias[targets]
+            items = catalogue(table, bias)
+            own = (hidden * items[targets]).sum(1) + bias[targets]
             loss = (logs.double() * counts).sum() / len(hidden) - own.mean(dtype=torch.float64)
-            found = found and _of_positions(found, counts, hidden, table, targets)
+            found = found and _of_positions(found, counts, hidden, items, targets)
         if found is not None:
             ctx.save_for_backward(*found)
         return loss.to(hidden.dtype)
@@ -289,11 +315,11 @@ def _firsts(hidden: Tensor) -> Tensor:
     return torch.nonzero(new)[:, 0]
 
 
-def _of_positions(found: Gradients, counts: Tensor, hidden: Tensor, table: Tensor, targets: Tensor) -> Gradients:
+def _of_positions(found: Gradients, counts: Tensor, hidden: Tensor, items: Tensor, targets: Tensor) -> Gradients:
     """From the gradients of the weighed logarithms of sums, one per run of equal rows, to those of the loss."""
     (d_runs, d_table, d_bias), scale = found, 1.0 / len(hidden)
-    d_hidden = (d_runs / counts[:, None]).repeat_interleave(counts, 0) - scale * table[targets]
-    d_table.index_add_(0, targets, hidden, alpha=-scale)
+    d_hidden = (d_runs / counts[:, None]).repeat_interleave(counts, 0) - scale * items[targets]
+    catalogue(d_table, d_bias).index_add_(0, targets, hidden, alpha=-scale)
     d_bias.index_add_(0, targets, hidden.new_full((len(hidden),), -scale))
     return d_hidden, d_table, d_bias
 
@@ -315,7 +341,10 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def cross_entropy(hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, half: bool = False) -> Tensor:
-    """The mean over positions of -log softmax(table hidden + bias)[target], in cache-sized tiles."""
+    """The mean over positions of -log softmax(items hidden + bias)[target], in cache-sized tiles.
+
+    The items are the last rows of the table, one per bias.
+    """
     # Inside a Function nobody can see whether gradients are wanted at all.
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (hidden, table, bias))
     result: Tensor = _CrossEntropy.apply(hidden.contiguous(), table, bias, targets, gradients, half)  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrurec.nn.loss import scaled
+from lrurec.nn.loss import catalogue, scaled
 
 _GATHERED = 4 << 20  # bytes of item vectors or scores per block of a sampled loss
 
@@ -18,6 +18,7 @@ def sampled_softmax_reference(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, log_q: Tensor | None = None
 ) -> Tensor:
     """The obvious twin: the vectors of all negatives at once."""
+    table = catalogue(table, bias)
     positive = (hidden * table[targets]).sum(-1, keepdim=True) + bias[targets, None]
     vectors = table[negatives].expand(len(hidden), -1, -1)  # [N, K, d]
     scores = torch.einsum("nd,nkd->nk", hidden, vectors) + bias[negatives]
@@ -45,7 +46,8 @@ class _SampledSoftmax(torch.autograd.Function):
         rows = max(1, _GATHERED // (many * (1 if shared else width) * hidden.element_size()))
         scale = 1.0 / max(count, 1)
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        d_hidden, d_table, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+        d_hidden, whole, d_bias = torch.empty_like(hidden), torch.zeros_like(table), torch.zeros_like(bias)
+        table, d_table = catalogue(table, bias), catalogue(whole, bias)
         d_shared = hidden.new_zeros(many, width) if shared else None
         for start in range(0, count, rows):
             part = slice(start, start + rows)
@@ -79,7 +81,7 @@ class _SampledSoftmax(torch.autograd.Function):
         if gradients:
             if d_shared is not None:
                 d_table.index_add_(0, negatives, d_shared)
-            ctx.save_for_backward(d_hidden, d_table, d_bias)
+            ctx.save_for_backward(d_hidden, whole, d_bias)
         return total.mul_(scale).to(hidden.dtype)
 
     @staticmethod

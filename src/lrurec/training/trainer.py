@@ -237,7 +237,7 @@ class Trainer:
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         assert isinstance(self.model, TrainedModel)
-        table, bias = self.model.item_table()
+        table, bias = self.model.answers()
         loss: Tensor
         if self.negatives is None:
             loss = cross_entropy(hidden, table, bias, targets, half=self.half)
