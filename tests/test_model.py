@@ -29,7 +29,7 @@ SWITCHES += [
     {"mixer": mixer, **switches}
     for mixer in ("s4", "rwkv")
     for switches in SWITCHES
-    if not (mixer == "rwkv" and "outer_gelu" in switches)
+    if not (mixer == "rwkv" and "outer_gelu" in switches) and "channels" not in switches
 ] + [{"mixer": "s4", "state": 3}]
 STATES = {"lru": (2, 128), "s4": (2, 64, 32), "rwkv": (5, 64)}
 every_mixer = pytest.mark.parametrize("mixer", MIXERS)
@@ -164,6 +164,10 @@ def test_mixers_that_do_not_fit() -> None:
         LRURecConfig(mixer="rwvk")
     with pytest.raises(SettingsError, match="model.scan.*leave it out for s4"):
         LRURecConfig(mixer="s4", scan="packed")
+    with pytest.raises(SettingsError, match="model.channels is a size of model.mixer=lru; leave it out for s4"):
+        LRURecConfig(mixer="s4", channels=64)
+    with pytest.raises(SettingsError, match="model.state is a size of model.mixer=s4; leave it out for lru"):
+        LRURecConfig(state=8)
     with pytest.raises(SettingsError, match="model.outer_gelu is part of the PFFN"):
         LRURecConfig(mixer="rwkv", outer_gelu=True)
 

@@ -54,6 +54,15 @@ def test_train_then_evaluate(cycle: Path, run: Run) -> None:
     assert valid == pytest.approx(result["valid"]["ndcg@10"])
 
 
+@pytest.mark.parametrize(("model", "noted"), [("popularity", True), ("markov", False)])
+def test_a_model_that_reads_no_histories_says_so(cycle: Path, run: Run, model: str, noted: bool) -> None:
+    out = cycle.parent / model
+    assert run("train", cycle, "--out", out, "--model", model).code == 0
+    told = run("recommend", out, "--history", "3,4", "-k", "2")
+    assert told.code == 0 and ("does not look at histories" in told.err) == noted
+    assert "does not look" not in run("recommend", out, "--user", "1").err
+
+
 def test_evaluate_among_candidates(cycle: Path, run: Run) -> None:
     out = cycle.parent / "run"
     run("train", cycle, "--out", out, *SETTINGS)
@@ -90,7 +99,12 @@ def test_report(cycle: Path, run: Run) -> None:
 @pytest.mark.parametrize(("mixer", "dots"), [("s4", 16 * 32), ("rwkv", 16)])
 def test_other_mixers(cycle: Path, run: Run, mixer: str, dots: int) -> None:
     out = cycle.parent / "run"
-    assert run("train", cycle, "--out", out, *SETTINGS, "--set", f"model.mixer={mixer}").code == 0
+    assert (
+        run(
+            "train", cycle, "--out", out, *SETTINGS, *("--set", "model.channels=128", "--set", f"model.mixer={mixer}")
+        ).code
+        == 0
+    )
     assert "mean |lambda| per block" in run("evaluate", out).out
     assert run("report", out).code == 0
     assert (out / "report.html").read_text().count("<circle class=fb") == 2 * dots

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import table
@@ -44,6 +45,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         history = [item for item in options.history.split(",") if item]
         found = rec.recommend(histories=[history], k=options.k, filter_seen=not options.seen)
+        if not rec.model.reads_histories:
+            title = rec.model.card.title
+            print(f"lrurec: {title} does not look at histories; this is what most people took", file=sys.stderr)
     rows = found.select("rank", "item", "name", "score").rows(named=True)
     if options.json:
         print(json.dumps(rows, indent=1))

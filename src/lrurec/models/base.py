@@ -97,6 +97,7 @@ class Model(nn.Module, ABC):
 
     Config: ClassVar[type]  # a frozen dataclass
     card: ClassVar[Card]
+    reads_histories: ClassVar[bool] = True  # False: it looks at who somebody is, or at nothing
 
     def __init__(self, sizes: Sizes, config: Any, generator: torch.Generator) -> None:
         """Every model is built from these three; the generator is all the randomness there is."""

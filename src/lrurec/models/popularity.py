@@ -20,6 +20,7 @@ class Popularity(CountingModel):
     """Counts."""
 
     Config = PopularityConfig
+    reads_histories = False
     card = Card("Popularity", 0, "what most people took", "O(n)", "none")
 
     def __init__(self, sizes: Sizes, config: PopularityConfig, generator: torch.Generator) -> None:
