@@ -27,7 +27,7 @@ import lrurec
 from lrurec.data.batches import Sampler, Windows
 from lrurec.data.split import Sequences
 from lrurec.evaluation.ranking import rank
-from lrurec.models.base import Batch, TrainedModel
+from lrurec.models.base import TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
@@ -69,7 +69,9 @@ class Ours:
         inputs, targets = torch.from_numpy(packed.inputs), torch.from_numpy(packed.targets)
         offsets = torch.from_numpy(packed.offsets)
         lap("packing the batch")
-        hidden = self.model.encode(Batch(inputs, offsets, half=self.half), Keys(t))
+        windows = torch.from_numpy(packed.windows)
+        batch = TrainingBatch(inputs, offsets, targets=targets, windows=windows, half=self.half)
+        hidden, targets = self.model.examples(batch, Keys(t))
         lap("encoder, forward")
         table, bias = self.model.answers()
         loss = cross_entropy(hidden, table, bias, targets, half=self.half)

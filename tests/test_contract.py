@@ -1,6 +1,6 @@
 """What every model promises. A new model adds one line to CASES."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,7 @@ CASES = [
     Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1"), kind="rwkv"),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
+NEXT_ITEM = [c for c in TRAINED if str(c) not in ("bert4rec", "mf", "fism", "fmlprec-circular")]  # learn from every one
 RECURRENT = [c for c in CASES if issubclass(model_class(c.model), RecurrentModel)]
 every = pytest.mark.parametrize("case", CASES, ids=str)
 every_trained = pytest.mark.parametrize("case", TRAINED, ids=str)
@@ -213,6 +214,28 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
     cross_entropy(hidden, *model.answers(), targets).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and bool(parameter.grad.abs().sum() > 0), name
+
+
+@pytest.mark.parametrize("case", NEXT_ITEM, ids=str)
+@pytest.mark.parametrize("lengths", [[3, 2, 1, 4, 1], [1], [1, 1, 1], [60]], ids=str)
+def test_one_start_for_all_is_a_start_for_each(case: Case, lengths: list[int]) -> None:
+    """Without dropout: the same loss and the same gradients, whether a start is shared (many) or not (few)."""
+    model = fresh(replace(case, settings=(*(s for s in case.settings if "dropout" not in s), *no_dropout(case))))
+    assert isinstance(model, TrainedModel)
+    batch = training_batch(lengths)
+    losses = [
+        cross_entropy(hidden, *model.answers(), targets)
+        for hidden, targets in (model.examples(batch, Keys(0)), (model.encode(batch, Keys(0)), batch.targets))
+    ]
+    parameters = list(model.parameters())
+    one, each = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in losses)
+    assert torch.allclose(losses[0], losses[1], rtol=1e-5)
+    for a, b in zip(one, each, strict=True):
+        assert (a is None and b is None) or torch.allclose(a, b, atol=1e-5)
+
+
+def no_dropout(case: Case) -> list[str]:
+    return [f"model.{field.name}=0" for field in fields(model_class(case.model).Config) if "dropout" in field.name]
 
 
 @every_trained

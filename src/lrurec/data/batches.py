@@ -9,6 +9,7 @@ happened before, so a run continues exactly where it stopped.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,12 @@ class Sampler:
 
     def chosen(self, step: int) -> NDArray[np.int64]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch)
-        return order[place * self.batch : (place + 1) * self.batch]
+        return _order(self.seed, epoch, self.windows)[place * self.batch : (place + 1) * self.batch]
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.windows)
+
+@lru_cache(2)
+def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(windows)
 
 
 def pack_histories(

@@ -80,6 +80,25 @@ class TrainingBatch(Batch):
     targets: Tensor  # [N] item, the answer at each position
     windows: Tensor  # [W + 1], on the CPU
 
+    def with_one_start(self) -> tuple[Batch, Tensor, Tensor]:
+        """The batch with all start tokens as one sequence, its first; which row of it each answer is for; the answers.
+
+        What comes first is asked of nothing but the start token, so its vector can be shared; its answers come first.
+        A batch with few of them stays as it is.
+        """
+        is_start = self.inputs == 0
+        others = (~is_start).nonzero()[:, 0]
+        asked = is_start.nonzero()[:, 0]
+        if 10 * len(asked) < len(self):  # not worth the copies
+            rows = torch.arange(len(self), device=self.inputs.device)
+            return Batch(self.inputs, self.offsets, half=self.half), rows, self.targets
+        stays = ~is_start[self.offsets[:-1].to(is_start.device)].cpu()
+        lengths = torch.cat([torch.ones(1, dtype=torch.int64), self.lengths[stays]])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        packed = Batch(torch.cat([self.inputs[asked[:1]], self.inputs[others]]), offsets, half=self.half)
+        rows = torch.cat([torch.zeros_like(asked), torch.arange(1, len(others) + 1, device=others.device)])
+        return packed, rows, self.targets[torch.cat([asked, others])]
+
 
 @dataclass(frozen=True)
 class Card:
@@ -139,6 +158,8 @@ class CountingModel(Model):
 class TrainedModel(Model):
     """Learns by gradients. The score of item v at a position is E[v] . hidden + bias[v]."""
 
+    knows_users: ClassVar[bool] = False  # whether vectors differ by who somebody is, not by the history alone
+
     @abstractmethod
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         """Hidden vectors of all positions: [N, d]; none sees what comes after it. With keys, dropout is on."""
@@ -153,8 +174,14 @@ class TrainedModel(Model):
         return catalogue(table, bias), bias
 
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
-        """What the loss is taken from: hidden vectors [M, d] and their answers [M]. Here, every next item."""
-        return self.encode(batch, keys), batch.targets
+        """What the loss is taken from: hidden vectors [M, d] and their answers [M]. Here, every next item.
+
+        Histories all start from the same token: it is encoded once, under one dropout, and the loss meets it once.
+        """
+        if self.knows_users:
+            return self.encode(batch, keys), batch.targets
+        packed, rows, targets = batch.with_one_start()
+        return self.encode(packed, keys).index_select(0, rows), targets
 
     def last(self, batch: Batch) -> Tensor:
         """[S, d]: the vectors behind the newest items, from which the next ones are predicted."""

@@ -40,6 +40,7 @@ class FPMCConfig:
 class FPMC(TrainedModel):
     """A vector per user, one per item that was just taken, two per item that may come next."""
 
+    knows_users = True
     Config = FPMCConfig
     config: FPMCConfig
     card = Card("FPMC", 2010, "Rendle et al., WWW", "O(n d)", "O(d): a look at one row")

@@ -42,6 +42,7 @@ class MF(TrainedModel):
     Config = MFConfig
     config: MFConfig
     reads_histories = False
+    knows_users = True
     card = Card("MF", 2009, "Koren, Bell and Volinsky, IEEE Computer", "O(d)", "none: it is trained again")
 
     def __init__(self, sizes: Sizes, config: MFConfig, generator: torch.Generator) -> None:

@@ -35,6 +35,7 @@ from lrurec.nn.threads import at_once
 
 _FEW_ITEMS = 1 << 14  # up to here threads share out positions, beyond it items
 _STORE = 64 << 20  # bytes of exponentials per group of positions where items are shared out
+_SHARED = 0.9  # so many rows that differ, of all, are worth being met once each
 _SCORES_ON_DEVICE = 1 << 27  # scores at a time in plain torch
 
 
@@ -166,7 +167,7 @@ def _share_positions(
                 group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias, fresh)
         if targets is not None:
             mine = slice(begin, end)
-            found = gradients and (d_hidden[mine], d_table, d_bias)
+            found = (d_hidden[mine], d_table, d_bias) if gradients else None
             _meet_targets(hidden[mine], table, bias, targets[mine], weights[mine], losses[mine], found)
         return whole, d_bias
 
@@ -193,9 +194,9 @@ def _share_items(
     whole, d_table, d_bias = _to_fill(before, padded, table.shape[1] if gradients else 0)
     for start in range(0, count, rows):
         span = slice(start, min(start + rows, count))
-        found = at_once(lambda group, h=hidden[span]: group.sums(h, gradients), groups)  # type: ignore[misc]
-        largest = np.max([m for m, _ in found], 0)
-        total = np.sum([z * np.exp(m - largest) for m, z in found], 0)
+        summed = at_once(lambda group, h=hidden[span]: group.sums(h, gradients), groups)  # type: ignore[misc]
+        largest = np.max([m for m, _ in summed], 0)
+        total = np.sum([z * np.exp(m - largest) for m, z in summed], 0)
         losses[span] = _log_sums(largest, total)
         if gradients:
             weight = weights[span].numpy() / total
@@ -205,10 +206,10 @@ def _share_items(
                 groups[k].gradients(hidden[span], largest, weight, d_hidden[k, span], to_items, to_bias, fresh)
 
             at_once(work, range(len(parts)))
-    summed = d_hidden.sum(0) if gradients else hidden
+    found = (d_hidden.sum(0), d_table, d_bias) if gradients else None
     if targets is not None:
-        _meet_targets(hidden, table, bias, targets, weights, losses, gradients and (summed, d_table, d_bias))
-    return losses, (summed, _cut(whole, before + len(table)), _cut(d_bias, len(table))) if gradients else None
+        _meet_targets(hidden, table, bias, targets, weights, losses, found)
+    return losses, found and (found[0], _cut(whole, before + len(table)), _cut(d_bias, len(table)))
 
 
 def _to_fill(before: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,15 +235,24 @@ def _meet_targets(
     targets: Tensor,
     weights: Tensor,
     losses: Tensor,
-    gradients: Gradients | bool,
+    gradients: Gradients | None,
 ) -> None:
     """Take the scores of the targets from the losses, and their gradients from the gradients."""
-    h, e, y = hidden.numpy(), table.numpy(), targets.numpy()
-    own = np.empty(len(h), np.float32)
-    at_targets(h, e, bias.numpy(), y, own)
-    losses.sub_(torch.from_numpy(own))
-    if isinstance(gradients, tuple):
-        take_from_targets(h, e, y, weights.numpy(), *(g.numpy() for g in gradients))
+    table = catalogue(table, bias)
+    d_hidden, d_table, d_bias = gradients or (hidden, table, bias)
+    d_table = catalogue(d_table, d_bias)
+    if hidden.device.type == "cpu" and hidden.dtype == torch.float32:
+        h, e, y, own = hidden.numpy(), table.numpy(), targets.numpy(), torch.empty(len(hidden))
+        at_targets(h, e, bias.numpy(), y, own.numpy())
+        if gradients is not None:
+            take_from_targets(h, e, y, weights.numpy(), d_hidden.numpy(), d_table.numpy(), d_bias.numpy())
+    else:
+        own = (hidden * table[targets]).sum(1) + bias[targets]
+        if gradients is not None:
+            d_hidden.sub_(weights[:, None] * table[targets])
+            d_table.index_add_(0, targets, weights[:, None] * hidden, alpha=-1)
+            d_bias.index_add_(0, targets, weights, alpha=-1)
+    losses.sub_(own)
 
 
 def _in_blocks(
@@ -285,21 +295,20 @@ class _CrossEntropy(torch.autograd.Function):
         few = len(bias) <= _FEW_ITEMS
         work = (_share_positions if few else _share_items) if compiled and len(hidden) else _in_blocks
         firsts = _firsts(hidden)
-        if 2 * len(firsts) >= len(hidden):
-            each = hidden.new_full((len(hidden),), 1.0 / max(len(hidden), 1))
+        each = hidden.new_full((len(hidden),), 1.0 / max(len(hidden), 1))
+        if len(firsts) > _SHARED * len(hidden):
             losses, found = work(hidden, table, bias, targets, gradients, each, half)
-            loss = losses.mean(dtype=torch.float64)
         else:
             counts = torch.diff(firsts, append=firsts.new_tensor([len(hidden)]))
             weights = (counts / len(hidden)).to(hidden.dtype)
             logs, found = work(hidden[firsts], table, bias, None, gradients, weights, half)
-            items = catalogue(table, bias)
-            own = (hidden * items[targets]).sum(1) + bias[targets]
-            loss = (logs.double() * counts).sum() / len(hidden) - own.mean(dtype=torch.float64)
-            found = found and _of_positions(found, counts, hidden, items, targets)
+            losses = logs.repeat_interleave(counts)
+            if found is not None:
+                found = ((found[0] / counts[:, None]).repeat_interleave(counts, 0), *found[1:])
+            _meet_targets(hidden, table, bias, targets, each, losses, found)
         if found is not None:
             ctx.save_for_backward(*found)
-        return loss.to(hidden.dtype)
+        return losses.mean(dtype=torch.float64).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
@@ -310,18 +319,9 @@ def _firsts(hidden: Tensor) -> Tensor:
     """The rows that differ from the row before them."""
     new = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
     new[1:] = hidden[1:, 0] != hidden[:-1, 0]
-    if 2 * int(new.sum()) < len(hidden):  # most models are known from one column
+    if int(new.sum()) <= _SHARED * len(hidden):  # most models are known from one column
         new[1:] |= (hidden[1:] != hidden[:-1]).any(1)
     return torch.nonzero(new)[:, 0]
-
-
-def _of_positions(found: Gradients, counts: Tensor, hidden: Tensor, items: Tensor, targets: Tensor) -> Gradients:
-    """From the gradients of the weighed logarithms of sums, one per run of equal rows, to those of the loss."""
-    (d_runs, d_table, d_bias), scale = found, 1.0 / len(hidden)
-    d_hidden = (d_runs / counts[:, None]).repeat_interleave(counts, 0) - scale * items[targets]
-    catalogue(d_table, d_bias).index_add_(0, targets, hidden, alpha=-scale)
-    d_bias.index_add_(0, targets, hidden.new_full((len(hidden),), -scale))
-    return d_hidden, d_table, d_bias
 
 
 def scaled(gradients: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
