@@ -32,7 +32,8 @@ from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
 from lrurec.training.memory import keep_memory
-from lrurec.training.trainer import build, clip_gradients, optimizer_for
+from lrurec.training.steps import clip_gradients, optimizer_for
+from lrurec.training.trainer import build
 from measure import machine
 from peer import peer_model
 
@@ -79,7 +80,7 @@ class Ours:
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         lap("encoder, backward")
-        clip_gradients(self.model, 5.0)
+        clip_gradients(self.model.parameters(), 5.0)
         self.optimizer.step()
         lap("clipping and AdamW")
         self.positions.append(len(inputs))

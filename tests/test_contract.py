@@ -22,6 +22,7 @@ from lrurec.nn.loss import cross_entropy
 from lrurec.nn.mixer import recurrences
 from lrurec.training.config import config_for, from_values
 from lrurec.training.run import Run
+from lrurec.training.steps import RowSteps, WholeSteps
 from lrurec.training.trainer import Trainer
 
 ITEMS, USERS, LONGEST = 12, 40, 20
@@ -236,6 +237,29 @@ def test_one_start_for_all_is_a_start_for_each(case: Case, lengths: list[int]) -
 
 def no_dropout(case: Case) -> list[str]:
     return [f"model.{field.name}=0" for field in fields(model_class(case.model).Config) if "dropout" in field.name]
+
+
+@every_trained
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_updating_the_rows_of_a_batch_is_updating_all(
+    case: Case, shared: str, logs: dict[str, lrurec.Dataset], tmp_path: Path
+) -> None:
+    """Twenty steps: the weights are the same to rounding, and so are the moments."""
+    more = ("training.steps=20", "training.validate_every=20", "training.batch=3", "training.precision=float32")
+    sampled = ("training.loss=sampled", "training.negatives=2", f"training.shared_negatives={shared}")
+    dense, rows = (
+        trained(case, logs["cycle"], tmp_path / kind, *more, *sampled, f"training.updates={kind}")
+        for kind in ("dense", "rows")
+    )
+    assert isinstance(dense.updates, WholeSteps) and isinstance(rows.updates, RowSteps)
+    weights = [dict(t.model.named_parameters()) for t in (dense, rows)]
+    for name, parameter in weights[0].items():
+        assert torch.allclose(parameter, weights[1][name], atol=2e-3), name
+        assert float((parameter - weights[1][name]).detach().abs().mean()) < 1e-5, name
+    moments = [updates.tensors() for updates in (dense.updates, rows.updates)]
+    assert moments[0].keys() == {name for name in moments[1] if not name.startswith("last.")}
+    for name, moment in moments[0].items():
+        assert float((moment - moments[1][name]).abs().mean()) < 1e-5, name
 
 
 @every_trained

@@ -14,7 +14,7 @@ from lrurec.models.mf import MF, MFConfig
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import TrainingConfig
-from lrurec.training.trainer import optimizer_for
+from lrurec.training.steps import optimizer_for
 
 SIZES = Sizes(items=9, users=4)
 KINDS: list[tuple[type[TrainedModel], Any]] = [(MF, MFConfig), (FISM, FISMConfig), (FPMC, FPMCConfig)]

@@ -22,7 +22,8 @@ from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.config import config_for
 from lrurec.training.loggers import Loggers, Row, loggers_for
 from lrurec.training.run import Run
-from lrurec.training.trainer import LAST, METRICS, Trainer, learning_rate
+from lrurec.training.schedule import learning_rate
+from lrurec.training.trainer import LAST, METRICS, Trainer
 
 OWN_WARNINGS = pytest.mark.filterwarnings("ignore")  # those of mlflow itself
 SMALL = [

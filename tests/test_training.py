@@ -18,7 +18,9 @@ from lrurec.nn.loss import cross_entropy
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.config import RunConfig, config_for, from_values, to_toml
 from lrurec.training.run import Run
-from lrurec.training.trainer import BEST, LAST, METRICS, Trainer, TrainingFailed, learning_rate, optimizer_for
+from lrurec.training.schedule import learning_rate
+from lrurec.training.steps import RowSteps, WholeSteps, optimizer_for
+from lrurec.training.trainer import BEST, LAST, METRICS, Trainer, TrainingFailed
 
 SMALL = [
     "model.width=16",
@@ -64,8 +66,51 @@ def test_it_learns_from_sampled_negatives(cycle: lrurec.Dataset, tmp_path: Path,
     more = (f"training.negatives_from={source}", f"training.shared_negatives={shared}", "model.dropout=0.1")
     t = trainer(cycle, tmp_path, *SAMPLED, *more, "training.steps=300")
     t.train()
-    assert (t.log_q is None) == (source == "uniform" and shared == "false")
+    assert isinstance(t.updates, RowSteps)
+    assert (t.updates.log_q is None) == (source == "uniform" and shared == "false")
     assert t.evaluate("test")["ndcg@10"] > 0.95
+
+
+def same_weights(one: Path, other: Path) -> None:
+    for name in (LAST, BEST):
+        a, b = load_checkpoint(one / name)[0], load_checkpoint(other / name)[0]
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("shared", [(), SHARED], ids=["sampled", "shared"])
+def test_saved_between_validations_goes_on_the_same(
+    cycle: lrurec.Dataset, tmp_path: Path, shared: tuple[str, ...]
+) -> None:
+    """Rows that wait for their update are saved as they are."""
+    whole, part = (trainer(cycle, tmp_path / name, *SAMPLED, *shared) for name in ("whole", "part"))
+    whole.train()
+
+    def stop(progress: object) -> None:
+        part.interrupted = part.step == 47
+
+    part.train(stop)
+    tensors, state = load_checkpoint(tmp_path / "part" / LAST)
+    assert state["step"] == 47 and int(tensors["last.embedding"].max()) == 47
+    again = trainer(cycle, tmp_path / "part", *SAMPLED, *shared)
+    again.resume()
+    again.train()
+    same_weights(tmp_path / "whole", tmp_path / "part")
+
+
+def test_a_dense_run_goes_on_with_rows(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    """The checkpoint of a run with dense updates says nothing of rows: all are up to date."""
+    dense = trainer(cycle, tmp_path, *SAMPLED, *SHARED, "training.updates=dense")
+    assert isinstance(dense.updates, WholeSteps)
+    dense.train(lambda progress: setattr(dense, "interrupted", dense.step == 47))
+    with torch.no_grad():
+        before = {name: p.clone() for name, p in dense.model.named_parameters()}
+    rows = trainer(cycle, tmp_path, *SAMPLED, *SHARED)
+    rows.resume()
+    assert isinstance(rows.updates, RowSteps)
+    rows.updates.settle()
+    assert all(torch.equal(p, before[name]) for name, p in rows.model.named_parameters())
+    rows.train()
+    assert rows.step == rows.steps
 
 
 @pytest.mark.parametrize("loss", [(), SAMPLED, (*SAMPLED, *SHARED)], ids=["full", "sampled", "shared"])
@@ -87,9 +132,7 @@ def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path
     again.resume()
     assert again.step == 40
     again.train()
-    for name in (LAST, BEST):
-        a, b = load_checkpoint(tmp_path / "whole" / name)[0], load_checkpoint(tmp_path / "part" / name)[0]
-        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    same_weights(tmp_path / "whole", tmp_path / "part")
     steps = [json.loads(x)["step"] for x in (tmp_path / "part" / METRICS).read_text().splitlines()]
     assert steps == [20, 40, 60]
 
@@ -130,7 +173,7 @@ def test_precision_reaches_the_loss_and_auto_is_recorded(
         found: torch.Tensor = cross_entropy(*inputs, half=half)
         return found
 
-    monkeypatch.setattr("lrurec.training.trainer.cross_entropy", spy)
+    monkeypatch.setattr("lrurec.training.steps.cross_entropy", spy)
     monkeypatch.setattr("lrurec.training.trainer.multiplies_half", lambda device: able)
     config = config_for("fast", None, ["training.steps=1", "model.width=8"])
     assert config.training.precision == "auto"
@@ -164,7 +207,9 @@ def test_decay_groups_of_other_mixers(
     expected |= {f"blocks.{k}.pffn.mu" for k in (0, 1) if mixer == "rwkv"}
     groups = []
     for decays in ("true", "false"):
-        t = trainer(cycle, tmp_path, f"model.mixer={mixer}", f"training.decay_recurrence={decays}")
+        t = trainer(
+            cycle, tmp_path, "model.channels=128", f"model.mixer={mixer}", f"training.decay_recurrence={decays}"
+        )
         names = {id(p): n for n, p in t.model.named_parameters()}
         groups.append({names[id(p)] for p in optimizer_for(t.model, t.config.training).param_groups[0]["params"]})
     assert groups[0] - groups[1] == expected and groups[1] < groups[0]

@@ -159,6 +159,7 @@ class TrainedModel(Model):
     """Learns by gradients. The score of item v at a position is E[v] . hidden + bias[v]."""
 
     knows_users: ClassVar[bool] = False  # whether vectors differ by who somebody is, not by the history alone
+    tables: ClassVar[dict[str, str]] = {}  # parameters with a row per "item", "input" (item + 1) or "user" (user + 1)
 
     @abstractmethod
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:

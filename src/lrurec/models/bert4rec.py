@@ -14,6 +14,7 @@ Only the masked positions are needed behind the last block, and only they are co
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class BERT4RecConfig(AttentionConfig):
 class BERT4Rec(TrainedModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = BERT4RecConfig
     config: BERT4RecConfig
     card = Card("BERT4Rec", 2019, "Sun et al., CIKM", "O(n^2 d + n d^2)", "O(n^2 d + n d^2): the history again")

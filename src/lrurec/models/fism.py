@@ -12,6 +12,7 @@ in the sum, which the paper would leave out; rankings mask such items.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class FISMConfig:
 class FISM(TrainedModel):
     """Two vectors per item: as a reason (p) and as an answer (q)."""
 
+    tables: ClassVar = {"reasons": "input", "items": "item", "bias": "item"}
     Config = FISMConfig
     config: FISMConfig
     card = Card("FISM", 2013, "Kabbur, Ning and Karypis, KDD", "O(n d)", "O(d): one more term of a sum")

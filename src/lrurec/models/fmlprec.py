@@ -24,6 +24,7 @@ a learned vector.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -83,6 +84,7 @@ class Block(nn.Module):
 class FMLPRec(TrainedModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = FMLPRecConfig
     config: FMLPRecConfig
     card = Card(

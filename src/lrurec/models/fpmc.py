@@ -11,6 +11,7 @@ Somebody who did not train has VU = 0: what is left is the Markov chain. The sta
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class FPMC(TrainedModel):
     """A vector per user, one per item that was just taken, two per item that may come next."""
 
     knows_users = True
+    tables: ClassVar = {"users": "user", "newest": "input", "items": "item", "bias": "item"}
     Config = FPMCConfig
     config: FPMCConfig
     card = Card("FPMC", 2010, "Rendle et al., WWW", "O(n d)", "O(d): a look at one row")

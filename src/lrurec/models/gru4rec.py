@@ -14,6 +14,7 @@ Where it departs from the paper:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class GRU4RecConfig:
 class GRU4Rec(RecurrentModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = GRU4RecConfig
     config: GRU4RecConfig
     card = Card(

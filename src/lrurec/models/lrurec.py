@@ -13,7 +13,7 @@ RWKV-4 (lrurec.nn.rwkv), whose channel mixing then takes the place of the PFFN.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,7 @@ def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int)
 class LRURec(RecurrentModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = LRURecConfig
     config: LRURecConfig
     card = Card("LRURec", 2024, "Yue, Wang et al., WSDM", "O(n d^2)", "O(d^2): one step of a recurrence")

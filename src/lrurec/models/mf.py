@@ -11,6 +11,7 @@ Somebody who did not train has the vector 0: what is left is b_v, popularity.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ class MFConfig:
 class MF(TrainedModel):
     """A vector per user, a vector and a bias per item."""
 
+    tables: ClassVar = {"users": "user", "items": "item", "bias": "item"}
     Config = MFConfig
     config: MFConfig
     reads_histories = False

@@ -14,6 +14,7 @@ everything before it, so there is no state of fixed size to step: the history is
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,7 @@ class NARMConfig:
 class NARM(TrainedModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = NARMConfig
     config: NARMConfig
     card = Card("NARM", 2017, "Li et al., CIKM", "O(n d^2 + n^2 d)", "O(n d): the attention meets the whole history")

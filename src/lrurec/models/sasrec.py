@@ -17,6 +17,7 @@ Where it departs from the paper:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ class SASRecConfig(AttentionConfig):
 class SASRec(TrainedModel):
     """The whole model over a catalogue of items."""
 
+    tables: ClassVar = {"embedding": "input", "bias": "item"}
     Config = SASRecConfig
     config: SASRecConfig
     card = Card("SASRec", 2018, "Kang, McAuley, ICDM", "O(n^2 d + n d^2)", "O(n^2 d + n d^2): the history again")

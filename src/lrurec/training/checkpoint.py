@@ -1,7 +1,8 @@
 """Checkpoints: weights and everything else a run needs to continue exactly. Knows tensors and files, not the loop.
 
-A checkpoint is one safetensors file: the weights under `model.`, the optimiser's moments under `first.` and `second.`,
-and the counters as text in its header. It is written aside, flushed, and moved into place: a crash leaves the old one.
+A checkpoint is one safetensors file: the weights under `model.`, the optimiser's moments under `first.` and `second.` (and
+under `last.` the step that each row of a table is up to date with), and the counters as text in its header. It is
+written aside, flushed, and moved into place: a crash leaves the old one.
 """
 
 import json
@@ -9,7 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -18,18 +18,10 @@ from lrurec.errors import FolderError
 from lrurec.models.base import Model
 
 
-def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, state: dict[str, Any]
-) -> None:
-    """Write atomically; without an optimiser only the weights are kept."""
+def save_checkpoint(path: Path, model: nn.Module, more: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write atomically the weights, and `more` of the optimiser where a run is to go on from it."""
     tensors = {f"model.{name}": p.detach().contiguous() for name, p in model.named_parameters()}
-    if optimizer is not None:
-        for name, parameter in model.named_parameters():
-            moments = optimizer.state.get(parameter, {})
-            if moments:
-                tensors[f"first.{name}"] = moments["exp_avg"].contiguous()
-                tensors[f"second.{name}"] = moments["exp_avg_sq"].contiguous()
-                state = {**state, "optimizer_step": float(moments["step"])}
+    tensors |= {name: tensor.contiguous() for name, tensor in more.items()}
     data = save(tensors, metadata={"state": json.dumps(state)})
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -63,16 +55,3 @@ def restore_model(model: Model, tensors: dict[str, Tensor]) -> None:
         model.restore(found)
     except RuntimeError as error:
         raise FolderError(f"the checkpoint does not fit the model ({str(error).splitlines()[-1].strip()})") from None
-
-
-def restore_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], state: dict[str, Any]
-) -> None:
-    """Put the moments of a checkpoint into a fresh optimiser."""
-    for name, parameter in model.named_parameters():
-        if f"first.{name}" in tensors:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(state["optimizer_step"], dtype=torch.float32),
-                "exp_avg": tensors[f"first.{name}"].to(parameter.device),
-                "exp_avg_sq": tensors[f"second.{name}"].to(parameter.device),
-            }

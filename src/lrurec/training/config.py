@@ -16,6 +16,7 @@ CHOICES = {
     "loss": ("full", "sampled"),
     "negatives_from": ("uniform", "popularity"),
     "precision": ("float32", "bfloat16", "auto"),
+    "updates": ("dense", "rows", "auto"),
 }
 
 
@@ -36,6 +37,7 @@ class TrainingConfig:
     negatives: int = 100  # per target, or per step if they are shared
     negatives_from: str = "uniform"  # or popularity: in proportion to how often an item occurs in training
     shared_negatives: bool = False  # one set of negatives for all positions of a step
+    updates: str = "auto"  # dense: all rows of the tables at each step; rows: those it touches; auto: rows if sampled
     validate_every: int = 1000
     patience: int = 10
     candidates: int = 0  # rank among so many sampled items in validation and test, as the paper does for XLong; 0: all
@@ -53,6 +55,8 @@ class TrainingConfig:
         for name in ("max_length", "batch", "validate_every", "patience", "epochs", "negatives"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")
+        if self.updates == "rows" and self.loss != "sampled":
+            raise SettingsError("training.updates=rows needs training.loss=sampled: the full loss touches every row")
         if self.candidates < 0:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:

@@ -96,7 +96,7 @@ def write_run(folder: Path, dataset: Dataset, config: RunConfig, model: LRURec, 
     refuse_used(folder)
     with new_folder(folder, KIND) as work:
         Run.begin(work, dataset, config, imported=origin)
-        save_checkpoint(work / BEST, model, None, {"imported": origin})
+        save_checkpoint(work / BEST, model, {}, {"imported": origin})
 
 
 def _load(path: Path) -> object:

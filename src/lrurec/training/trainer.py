@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrurec.data.batches import Sampler, Windows, pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.negatives import Negatives
 from lrurec.data.split import Split, Targets
-from lrurec.errors import LrurecError
+from lrurec.errors import LrurecError, SettingsError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
@@ -28,13 +28,13 @@ from lrurec.evaluation.report import training_counts
 from lrurec.models.base import Batch, CountingModel, Model, Sizes, TrainedModel, TrainingBatch
 from lrurec.models.registry import model_class
 from lrurec.nn.dropout import Keys
-from lrurec.nn.loss import cross_entropy, multiplies_half
-from lrurec.nn.mixer import recurrences
-from lrurec.nn.sampled import sampled_softmax
-from lrurec.training.checkpoint import load_checkpoint, restore_model, restore_optimizer, save_checkpoint
-from lrurec.training.config import RunConfig, TrainingConfig
+from lrurec.nn.loss import multiplies_half
+from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
+from lrurec.training.config import RunConfig
 from lrurec.training.loggers import Loggers
 from lrurec.training.memory import give_back
+from lrurec.training.schedule import learning_rate
+from lrurec.training.steps import RowSteps, WholeSteps, steps_for
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 LOG_EVERY = 50  # steps between two points of the training curves
@@ -59,11 +59,16 @@ class Progress:
 
 def settled(config: RunConfig) -> RunConfig:
     """The config with `auto` decided for this machine, as a run records it: a resumed run goes on as it began."""
-    t = config.training
-    if t.precision != "auto":
-        return config
-    precision = "bfloat16" if multiplies_half(torch.device(t.device)) else "float32"
-    return replace(config, training=replace(t, precision=precision))
+    t, model = config.training, model_class(config.name)
+    precision, updates = t.precision, t.updates
+    if precision == "auto":
+        precision = "bfloat16" if multiplies_half(torch.device(t.device)) else "float32"
+    tables = model.tables if issubclass(model, TrainedModel) else {}
+    if updates == "auto":
+        updates = "rows" if t.loss == "sampled" and tables else "dense"
+    if updates == "rows" and not tables:
+        raise SettingsError(f"{config.name} has no tables whose rows could be updated; leave out training.updates=rows")
+    return replace(config, training=replace(t, precision=precision, updates=updates))
 
 
 def build(items: int, users: int, config: RunConfig) -> Model:
@@ -71,39 +76,6 @@ def build(items: int, users: int, config: RunConfig) -> Model:
     t = config.training
     generator = torch.Generator().manual_seed(t.seed)
     return model_class(config.name)(Sizes(items, users, t.max_length), config.model, generator).to(t.device)
-
-
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """One-cycle: a cosine up over the first 30% of the steps, a cosine down to nothing over the rest."""
-    if config.schedule == "constant":
-        return config.learning_rate
-    peak = max(1, round(0.3 * config.steps))
-    if step < peak:
-        share = 0.5 - 0.5 * math.cos(math.pi * step / peak)
-        return config.learning_rate * (0.04 + 0.96 * share)
-    share = (step - peak) / max(1, config.steps - peak)
-    return config.learning_rate * max(1e-5, 0.5 + 0.5 * math.cos(math.pi * min(share, 1.0)))
-
-
-def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with the paper's groups: no decay on biases and LayerNorm, decay on all else."""
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
-    recurrent = recurrences(model)
-    for name, parameter in model.named_parameters():
-        leaf = name.rsplit(".", 1)[-1]
-        is_bias = "bias" in leaf or leaf in ("b1", "b2") or "norm" in name
-        is_recurrence = name in recurrent and not config.decay_recurrence
-        (spared if is_bias or is_recurrence else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-9, fused=True)
-
-
-def clip_gradients(model: nn.Module, most: float) -> None:
-    """As `clip_grad_norm_` does it, but gradients that are short enough are not multiplied by 1."""
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if not float(most / (norm + 1e-6)) >= 1.0:  # nor is what is not a number
-        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
 
 
 class Trainer:
@@ -116,19 +88,19 @@ class Trainer:
         self.sampler = Sampler(len(self.windows), t.batch, t.seed)
         self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
         self.model = build(items, dataset.n_users, config)
-        self.optimizer: torch.optim.Optimizer | None = None
-        if isinstance(self.model, TrainedModel):
-            self.optimizer = optimizer_for(self.model, t)
-        else:
-            self.steps = 1  # counting
         self.negatives: Negatives | None = None
-        self.log_q: Tensor | None = None
+        log_q: Tensor | None = None
         if t.loss == "sampled":
             popular = t.negatives_from == "popularity"
             counts = training_counts(split, items) if popular else None
             self.negatives = Negatives(items, t.negatives, t.seed, counts)
             if popular or t.shared_negatives:  # the paper's negatives, uniform ones of each position, are not corrected
-                self.log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
+                log_q = torch.from_numpy(self.negatives.log_q).float().to(t.device)
+        self.updates: WholeSteps | RowSteps | None = None
+        if isinstance(self.model, TrainedModel):
+            self.updates = steps_for(self.model, self.config.training, log_q)
+        else:
+            self.steps = 1  # counting
         self.half = self.config.training.precision == "bfloat16"
         self.step = 0
         self.seconds = 0.0
@@ -143,8 +115,8 @@ class Trainer:
     def resume(self) -> None:
         tensors, state = load_checkpoint(self.folder / LAST)
         restore_model(self.model, tensors)
-        if self.optimizer is not None:
-            restore_optimizer(self.model, self.optimizer, tensors, state)
+        if self.updates is not None:
+            self.updates.restore(tensors, state["step"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.stopped = state["stopped"]
@@ -168,7 +140,7 @@ class Trainer:
             "waited": self.waited,
             "stopped": self.stopped,
         }
-        save_checkpoint(self.folder / LAST, self.model, self.optimizer, state)
+        save_checkpoint(self.folder / LAST, self.model, self.updates.tensors() if self.updates else {}, state)
 
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
@@ -205,7 +177,7 @@ class Trainer:
         if isinstance(self.model, CountingModel):
             self.model.count(whole_sequences(self.split, t.device))
             return 0.0, self.split.train.n_events
-        assert isinstance(self.model, TrainedModel) and self.optimizer is not None
+        assert self.updates is not None
         packed = self.windows.pack(self.sampler.chosen(self.step))
         batch = TrainingBatch(
             torch.from_numpy(packed.inputs).to(t.device),
@@ -215,37 +187,22 @@ class Trainer:
             windows=torch.from_numpy(packed.windows),
             half=self.half,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, t)
+        drawn = None
+        if self.negatives is not None:
+            drawn = self.negatives.drawn(self.step, None if t.shared_negatives else len(batch))
         try:
-            keys = Keys((t.seed << 32) + self.step)
-            loss = self._loss(*self.model.examples(batch, keys))
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self.updates.loss(batch, Keys((t.seed << 32) + self.step), drawn)
         except (MemoryError, torch.OutOfMemoryError):
             raise TrainingFailed(
                 f"out of memory at step {self.step}; lower training.batch or training.max_length"
             ) from None
-        value = float(loss.detach())
+        value = float(loss)
         if not math.isfinite(value):
             raise TrainingFailed(
                 f"the loss at step {self.step} is {value}; lower training.learning_rate, then go on with --resume"
             )
-        clip_gradients(self.model, t.clip)
-        self.optimizer.step()
+        self.updates.update(self.step)
         return value, len(batch)
-
-    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        assert isinstance(self.model, TrainedModel)
-        table, bias = self.model.answers()
-        loss: Tensor
-        if self.negatives is None:
-            loss = cross_entropy(hidden, table, bias, targets, half=self.half)
-        else:
-            shared = self.config.training.shared_negatives
-            drawn = torch.from_numpy(self.negatives.drawn(self.step, None if shared else len(targets)))
-            loss = sampled_softmax(hidden, table, bias, targets, drawn.to(hidden.device), self.log_q)
-        return loss
 
     def _validate(self, loss: float) -> None:
         started = time.perf_counter()
@@ -253,7 +210,7 @@ class Trainer:
         self.seconds += time.perf_counter() - started
         if self.best is None or found["recall@10"] > self.best["recall@10"]:
             self.best, self.best_step, self.waited = found, self.step, 0
-            save_checkpoint(self.folder / BEST, self.model, None, {"step": self.step, "valid": found})
+            save_checkpoint(self.folder / BEST, self.model, {}, {"step": self.step, "valid": found})
         else:
             self.waited += 1
             self.stopped = self.waited >= self.config.training.patience
@@ -267,6 +224,8 @@ class Trainer:
 
     def evaluate(self, part: str) -> dict[str, float]:
         """Metrics of the model as it is now, on `valid` or `test`."""
+        if self.updates is not None:
+            self.updates.settle()
         return self._metrics(self.model, self.split.valid if part == "valid" else self.split.test)
 
     def _metrics(self, model: Model, targets: Targets) -> dict[str, float]:
