@@ -94,6 +94,19 @@ def test_trials_that_fail_end_the_search(cycle: Path, run: Run) -> None:
     assert done.err.splitlines()[-1].startswith("lrurec: no trial came to an end")
 
 
+def test_killed_before_its_early_end_is_recorded(cycle: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run knows that it was ended, the journal does not: it is no whole trial when the search goes on."""
+    out = cycle.parent / "out"
+    command = ("search", cycle, "--out", out, *SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr("optuna.trial.Trial.should_prune", lambda trial: True)
+        patch.setattr("optuna.study.Study.tell", lambda *arguments, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*command, "--trials", "1").code == 130
+    assert run(*command, "--trials", "2").code == 0
+    states = {t["run"]: (t["state"], t["step"]) for t in found(out)["trials"]}
+    assert states == {"0000": ("pruned", 20), "0002": ("complete", 40)}
+
+
 def test_killed_and_shared(cycle: Path, tmp_path: Path) -> None:
     """Killed in the middle of a trial, then two processes at once: every point of the grid is tried once."""
     out = tmp_path / "out"

@@ -203,6 +203,8 @@ class Search:
             for row in map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines()):
                 if row["step"] <= trainer.step:
                     trial.report(row[GOAL], row["step"])  # its first part was another trial to Optuna
+            if trainer.stopped and trainer.waited < trainer.config.training.patience:  # ended early, then killed
+                trial.set_user_attr("pruned", True)
 
         def validated(step: int, metrics: dict[str, float]) -> None:
             trial.report(metrics[GOAL], step)
