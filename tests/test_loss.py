@@ -122,7 +122,7 @@ def test_positions_that_share_a_vector(
 def test_half_precision_by_the_instruction(
     monkeypatch: pytest.MonkeyPatch, share: str, n: int, items: int, rows: int, threads: int
 ) -> None:
-    """Products of bfloat16 and sums of float32: the loss to 0.5%, the gradients to 1% of their length and 0.005, twice the same."""
+    """Products of bfloat16 and sums of float32: the gradients to 1% of their length and 0.005, twice the same."""
     if not has_dot16():
         pytest.skip("this processor has no instruction for it")
     g = torch.Generator().manual_seed(n)
@@ -144,7 +144,7 @@ def test_half_precision_by_the_instruction(
         finally:
             torch.set_num_threads(before)
     expected = cross_entropy_reference(h, e, b, y)
-    assert torch.allclose(found, expected, rtol=0.005, atol=0.005)
+    assert torch.allclose(found, expected, rtol=0.005, atol=0.03 / n**0.5)  # a score is off by up to 0.4%, up to 0.03
     made, twice, exact = (torch.autograd.grad(loss, leaves) for loss in (found, again, expected))
     for a, c, d in zip(made, twice, exact, strict=True):
         assert torch.equal(a, c)
@@ -234,6 +234,25 @@ def test_sampled_agrees_with_torch(n: int, items: int, many: int, shared: bool, 
         torch.autograd.grad(3 * found, (h, e, b)), torch.autograd.grad(3 * expected, (h, e, b)), strict=True
     ):
         assert torch.allclose(a, c, rtol=0, atol=1e-12)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 90), st.booleans(), st.sampled_from([0.1, 1.0, 6.0]))
+@settings(max_examples=60, deadline=None)
+def test_shared_negatives_in_compiled_loops(n: int, items: int, many: int, corrected: bool, scale: float) -> None:
+    """Against the obvious twin in double precision; few items, so that negatives hit the targets, again and again."""
+    h, e, b, y = case(n, items, torch.float32, many)
+    with torch.no_grad():
+        h *= scale
+    g = torch.Generator().manual_seed(1)
+    negatives = torch.randint(0, items, (many,), generator=g)
+    log_q = torch.randn(items, generator=g) if corrected else None
+    exact = tuple(t.detach().double().requires_grad_() for t in (h, e, b))
+    found = sampled_softmax(h, e, b, y, negatives, log_q)
+    double_q = None if log_q is None else log_q.double()
+    expected = sampled_softmax_reference(exact[0], exact[1], exact[2], y, negatives, double_q)
+    assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-4)
+    for a, c in zip(torch.autograd.grad(3 * found, (h, e, b)), torch.autograd.grad(3 * expected, exact), strict=True):
+        assert torch.allclose(a.double(), c, rtol=1e-3, atol=1e-3)  # of hits, what is left of large numbers
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -134,6 +134,7 @@ class _HalfGroup(_Group):
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
+Beside = tuple[Tensor, Tensor] | None  # another score per position, and how often its exponential joins the sum
 
 
 def _kind(hidden: Tensor, table: Tensor, bias: Tensor, half: bool) -> type[_Group | DotGroup]:
@@ -143,8 +144,9 @@ def _kind(hidden: Tensor, table: Tensor, bias: Tensor, half: bool) -> type[_Grou
 
 
 def _share_positions(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
-) -> tuple[Tensor, Gradients | None]:
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool,
+    beside: Beside = None,
+) -> tuple[Tensor, Gradients | None]:  # fmt: skip
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
     before, table = len(table) - len(bias), catalogue(table, bias)
     kind = _kind(hidden, table, bias, half)
@@ -160,9 +162,8 @@ def _share_positions(
         for start in range(begin, end, rows):
             span = slice(start, min(start + rows, end))
             largest, total = group.sums(hidden[span], gradients)
-            losses[span] = _log_sums(largest, total)
+            losses[span], weight = _normalised(largest, total, weights[span], span, beside)
             if gradients:
-                weight = weights[span].numpy() / total
                 fresh = start == begin
                 group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias, fresh)
         if targets is not None:
@@ -179,8 +180,9 @@ def _share_positions(
 
 
 def _share_items(
-    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool
-) -> tuple[Tensor, Gradients | None]:
+    hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool,
+    beside: Beside = None,
+) -> tuple[Tensor, Gradients | None]:  # fmt: skip
     """Every thread takes a part of the items; all meet the same group of positions."""
     before, table = len(table) - len(bias), catalogue(table, bias)
     kind = _kind(hidden, table, bias, half)
@@ -197,9 +199,8 @@ def _share_items(
         summed = at_once(lambda group, h=hidden[span]: group.sums(h, gradients), groups)  # type: ignore[misc]
         largest = np.max([m for m, _ in summed], 0)
         total = np.sum([z * np.exp(m - largest) for m, z in summed], 0)
-        losses[span] = _log_sums(largest, total)
+        losses[span], weight = _normalised(largest, total, weights[span], span, beside)
         if gradients:
-            weight = weights[span].numpy() / total
 
             def work(k: int, span: slice = span, largest: Any = largest, weight: Any = weight) -> None:
                 to_items, to_bias, fresh = d_table[parts[k]], d_bias[parts[k]], span.start == 0
@@ -224,8 +225,14 @@ def _cut(x: Tensor, rows: int) -> Tensor:
     return x.resize_(rows, *x.shape[1:])
 
 
-def _log_sums(largest: Any, total: Any) -> Tensor:
-    return torch.from_numpy(largest + np.log(total))
+def _normalised(largest: Any, total: Any, weights: Tensor, span: slice, beside: Beside) -> tuple[Tensor, Any]:
+    """The logarithms of the sums, and the weights over the sums (relative to the largest scores)."""
+    if beside is None:
+        return torch.from_numpy(largest + np.log(total)), weights.numpy() / total
+    score, many = (t[span].numpy() for t in beside)
+    most = np.maximum(largest, score)
+    whole = total * np.exp(largest - most) + many * np.exp(score - most)
+    return torch.from_numpy(most + np.log(whole)), weights.numpy() * np.exp(largest - most) / whole
 
 
 def _meet_targets(
@@ -283,6 +290,14 @@ def _in_blocks(
             d_table += s.to(kind).T @ h.to(kind)
             d_bias += s.sum(0)
     return losses, (d_hidden, whole, d_bias) if gradients else None
+
+
+def shared_out(
+    hidden: Tensor, table: Tensor, bias: Tensor, gradients: bool, weights: Tensor, beside: Beside
+) -> tuple[Tensor, Gradients | None]:
+    """The logarithms of sums of exponentials of a float32 batch on a CPU, and the gradients of these, weighed."""
+    work = _share_positions if len(bias) <= _FEW_ITEMS else _share_items
+    return work(hidden, table, bias, None, gradients, weights, False, beside)
 
 
 class _CrossEntropy(torch.autograd.Function):

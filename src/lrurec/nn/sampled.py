@@ -1,6 +1,7 @@
 """Cross entropy against sampled negatives, for large catalogues. Knows vectors and numbers of items, not how they are drawn.
 
-Scores and gradients are computed at once, in blocks of positions, as in lrurec.nn.loss.
+Scores and gradients are computed at once, in blocks of positions, as in lrurec.nn.loss; on a CPU, for negatives that all
+positions share, by its loops.
 """
 
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrurec.nn.loss import catalogue, scaled
+from lrurec.kernels.softmax import at_targets, take_from_targets
+from lrurec.nn.loss import Gradients, catalogue, scaled, shared_out
 
 _GATHERED = 4 << 20  # bytes of item vectors or scores per block of a sampled loss
 
@@ -28,6 +30,42 @@ def sampled_softmax_reference(
     return F.cross_entropy(torch.cat([positive, scores], 1), torch.zeros_like(targets))
 
 
+def _compiled(
+    hidden: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    negatives: Tensor,
+    log_q: Tensor | None,
+    gradients: bool,
+) -> tuple[Tensor, Gradients | None]:
+    """Shared negatives by the compiled loops of the full loss, over the drawn items alone.
+
+    The sum over all of them is right but for the target: Z = sum + (1 - hits e^d) exp(s_target), where the negatives hit
+    it so often, each time with a score that is d higher.
+    """
+    whole, whole_bias = torch.zeros_like(table), torch.zeros_like(bias)
+    items, d_items = catalogue(table, bias), catalogue(whole, bias)
+    shift = torch.zeros_like(bias) if log_q is None else -log_q - bias.new_tensor(len(negatives)).log()
+    own = torch.empty(len(hidden))
+    at_targets(hidden.numpy(), items.numpy(), bias.numpy(), targets.numpy(), own.numpy())
+    hits = torch.bincount(negatives, minlength=len(bias))[targets]
+    once = 1.0 - hits * shift[targets].exp()
+    each = hidden.new_full((len(hidden),), 1.0 / len(hidden))
+    offset = (bias + shift)[negatives]
+    logs, found = shared_out(hidden, items[negatives], offset, gradients, each, (own, once))
+    loss = (logs - own).mean(dtype=torch.float64).to(hidden.dtype)
+    if found is None:
+        return loss, None
+    d_hidden, d_drawn, d_offset = found
+    d_items.index_add_(0, negatives, d_drawn)
+    whole_bias.index_add_(0, negatives, d_offset)
+    away = each * (1.0 - once * (own - logs).exp())
+    arrays = (t.numpy() for t in (d_hidden, d_items, whole_bias))
+    take_from_targets(hidden.numpy(), items.numpy(), targets.numpy(), away.numpy(), *arrays)
+    return loss, (d_hidden, whole, whole_bias)
+
+
 class _SampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -41,6 +79,11 @@ class _SampledSoftmax(torch.autograd.Function):
         gradients: bool,
     ) -> Tensor:
         hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
+        if negatives.ndim == 1 and len(hidden) and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
+            loss, found = _compiled(hidden, table, bias, targets, negatives, log_q, gradients)
+            if found is not None:
+                ctx.save_for_backward(*found)
+            return loss
         (count, width), shared, many = hidden.shape, negatives.ndim == 1, negatives.shape[-1]
         offset = bias if log_q is None else bias - log_q - bias.new_tensor(many).log()
         rows = max(1, _GATHERED // (many * (1 if shared else width) * hidden.element_size()))
