@@ -11,11 +11,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import lrurec
 from lrurec.errors import FolderError, SettingsError
 from lrurec.nn.loss import cross_entropy
-from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.checkpoint import load_checkpoint, save_checkpoint
 from lrurec.training.config import RunConfig, config_for, from_values, to_toml
 from lrurec.training.run import Run
 from lrurec.training.schedule import learning_rate
@@ -221,6 +222,45 @@ def test_one_cycle() -> None:
     rates = [learning_rate(s, config) for s in range(101)]
     assert rates[30] == config.learning_rate == max(rates)
     assert rates[0] == pytest.approx(0.04 * config.learning_rate) and rates[100] < 1e-4 * config.learning_rate
+
+
+def test_a_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
+    """The library reads what was written, of every kind and shape; weights that share memory or lie turned are no problem."""
+    model = torch.nn.Module()
+    model.w, model.b = torch.nn.Parameter(torch.randn(3, 5).T), torch.nn.Parameter(torch.tensor(2.5))
+    more = {
+        "x": torch.arange(7), "half": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4), "d": torch.randn(2, 2).double(),
+        "i": torch.arange(3, dtype=torch.int32), "first.w": model.w.detach()[1:3],
+    }  # fmt: skip
+    save_checkpoint(tmp_path / LAST, model, more, {"step": 3})
+    found = load_file(tmp_path / LAST)
+    assert found.keys() == {"model.w", "model.b", *more}
+    for name, tensor in {"model.w": model.w.detach(), "model.b": model.b.detach(), **more}.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    assert load_checkpoint(tmp_path / LAST)[1] == {"step": 3}
+
+
+def test_no_room_for_a_checkpoint(tmp_path: Path) -> None:
+    """The one before it is kept, and nothing is left beside it."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from lrurec.errors import FolderError
+from lrurec.training.checkpoint import save_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = Path(sys.argv[1])
+save_checkpoint(path, torch.nn.Linear(3, 3), {}, {"step": 1})
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    save_checkpoint(path, torch.nn.Linear(999, 999), {}, {"step": 2})
+except FolderError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / LAST)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "cannot be written (File too large); the checkpoint before it is kept" in said
+    assert [p.name for p in tmp_path.iterdir()] == [LAST] and load_checkpoint(tmp_path / LAST)[1] == {"step": 1}
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:

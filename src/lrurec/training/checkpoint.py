@@ -8,31 +8,51 @@ written aside, flushed, and moved into place: a crash leaves the old one.
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from lrurec.errors import FolderError
 from lrurec.models.base import Model
+
+_KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
 
 
 def save_checkpoint(path: Path, model: nn.Module, more: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write atomically the weights, and `more` of the optimiser where a run is to go on from it."""
     tensors = {f"model.{name}": p.detach().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: tensor.contiguous() for name, tensor in more.items()}
-    data = save(tensors, metadata={"state": json.dumps(state)})
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as file:
-            file.write(data)
+            _write(file, tensors, {"state": json.dumps(state)})
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise FolderError(f"{path} cannot be written ({error.strerror}); the checkpoint before it is kept") from error
+
+
+def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, tensor by tensor. The library's own writers hold all of it twice, or leave files of their own
+    behind when they are killed."""
+    ordered = dict(
+        sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
+    )  # so that all lie aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in ordered.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for tensor in ordered.values():
+        file.write(memoryview(tensor.cpu().reshape(-1).view(torch.uint8).numpy()))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
