@@ -37,11 +37,11 @@ def save_checkpoint(path: Path, model: nn.Module, more: dict[str, Tensor], state
 
 
 def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file, tensor by tensor. The library's own writers hold all of it twice, or leave files of their own
-    behind when they are killed."""
-    ordered = dict(
-        sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
-    )  # so that all lie aligned
+    """A safetensors file, tensor by tensor, the widest numbers first, so that all lie aligned.
+
+    The library's own writers hold all of it twice, or leave files of their own behind when they are killed.
+    """
+    ordered = dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in ordered.items():
@@ -52,7 +52,7 @@ def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str])
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
     for tensor in ordered.values():
-        file.write(memoryview(tensor.cpu().reshape(-1).view(torch.uint8).numpy()))
+        file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
