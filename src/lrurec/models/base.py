@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lrurec.nn.dropout import Keys
-from lrurec.nn.loss import catalogue
+from lrurec.nn.tiles import catalogue
 
 
 @dataclass(frozen=True)

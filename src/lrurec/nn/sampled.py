@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrurec.kernels.softmax import at_targets, take_from_targets
-from lrurec.nn.loss import Gradients, catalogue, scaled, shared_out
+from lrurec.nn.loss import scaled
+from lrurec.nn.tiles import Gradients, catalogue, log_sums
 
 _GATHERED = 4 << 20  # bytes of item vectors or scores per block of a sampled loss
 
@@ -53,7 +54,7 @@ def _compiled(
     once = 1.0 - hits * shift[targets].exp()
     each = hidden.new_full((len(hidden),), 1.0 / len(hidden))
     offset = (bias + shift)[negatives]
-    logs, found = shared_out(hidden, items[negatives], offset, gradients, each, (own, once))
+    logs, found = log_sums(hidden, items[negatives], offset, None, gradients, each, beside=(own, once))
     loss = (logs - own).mean(dtype=torch.float64).to(hidden.dtype)
     if found is None:
         return loss, None
