@@ -22,6 +22,6 @@ def borrowed(out: Path, own: Sequence[Record], rows: Sequence[Row]) -> list[Reco
 
 
 def _rest(record: Record, changed: set[str]) -> dict[str, Any]:
-    found = config_of(record)  # with the defaults of settings that are newer than it
+    found = config_of(record)
     config = found.values() if found is not None else record["config"]
     return {f"{p}.{k}": v for p in config for k, v in config[p].items() if f"{p}.{k}" not in changed}

@@ -24,6 +24,7 @@ from lrurec.experiments.settings import Chosen
 from lrurec.folder import MANIFEST
 from lrurec.training.config import RunConfig, from_values
 from lrurec.training.run import Run, write_json
+from lrurec.training.trainer import settled
 
 RECORD, RUN, LOG, RANKS = "cell.json", "run", "log.txt", "ranks.npy"
 FORMAT, VERSION = "lrurec-cell", 1
@@ -85,8 +86,9 @@ class Cell:
             return "the dataset is another one"
         if found is None:
             return "its settings are those of another version of lrurec"
-        if self.chosen.config.training.precision == "auto":  # a run records what the machine made of it
-            found = replace(found, training=replace(found.training, precision="auto"))
+        asked = self.chosen.config.values()["training"]
+        open_ones = {name: value for name, value in asked.items() if value == "auto"}  # a run records what they came to
+        found = replace(found, training=replace(found.training, **open_ones))
         if found == self.chosen.config:
             return None
         was, now = found.values(), self.chosen.config.values()
@@ -161,9 +163,9 @@ def records(out: Path, target: str) -> Iterator[dict[str, Any]]:
 
 
 def config_of(record: dict[str, Any]) -> RunConfig | None:
-    """The settings of a cell; None where this version does not know them."""
+    """The settings of a cell, those that are newer than it as a run of today has them; None where some are not known."""
     try:
-        return from_values(record["config"])
+        return settled(from_values(record["config"]))
     except SettingsError:
         return None
 
