@@ -11,6 +11,7 @@ from typing import Any
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.models.base import CountingModel
+from lrurec.models.lrurec import SIZES
 from lrurec.models.registry import model_class
 from lrurec.training.config import RunConfig, TrainingConfig, config_for
 
@@ -72,6 +73,10 @@ def settings_for(
         key = assignment.partition("=")[0]
         lines.pop(key, None)
         lines[key] = assignment
+    mixer = lines.get("model.mixer", "=lru").partition("=")[2]
+    for name, owner in SIZES.items():
+        if mixer != owner:  # one for all rows means nothing to this one
+            lines.pop(f"model.{name}", None)
     assignments = (*lines.values(), f"training.seed={seed}")
     recipe = own.get("recipe", base["recipe"])
     return Chosen(recipe, assignments, config_for(recipe, None, list(assignments), model))

@@ -34,6 +34,7 @@ from lrurec.nn.rwkv import ChannelMixing, TimeMixing
 from lrurec.nn.s4 import S4
 
 MIXERS = ("lru", "s4", "rwkv")
+SIZES = {"channels": "lru", "state": "s4"}  # settings that one mixer alone has
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,9 @@ class LRURecConfig:
             raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
         if min(self.width, self.channels, self.state, self.blocks) < 1:
             raise SettingsError("model.width, model.channels, model.state and model.blocks must be 1 or more")
-        for setting, value, default, owner in (
-            ("channels", self.channels, LRURecConfig.channels, "lru"),
-            ("state", self.state, LRURecConfig.state, "s4"),
-        ):
-            if value != default and self.mixer != owner:
-                raise SettingsError(f"model.{setting} is a size of model.mixer={owner}; leave it out for {self.mixer}")
+        for name, owner in SIZES.items():
+            if self.mixer != owner and getattr(self, name) != getattr(LRURecConfig, name):
+                raise SettingsError(f"model.{name} is a size of model.mixer={owner}; leave it out for {self.mixer}")
         if self.scan != "auto" and self.mixer != "lru":
             raise SettingsError(f"model.scan chooses a way to run model.mixer=lru; leave it out for {self.mixer}")
         if self.outer_gelu and self.mixer == "rwkv":
