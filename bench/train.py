@@ -259,7 +259,7 @@ def write(rows: list[dict[str, Any]], grown: dict[str, Any] | None, command: str
         "# A training step",
         "",
         f"`{command}` on {machine()}; {THREADS} threads, batches of 128 windows, forward + backward + clipping + AdamW.",
-        "Both sides get the same windows; the authors' code pads them. Each round is a process: the median of 11 warm steps of",
+        "Both sides get the same windows; the authors' code pads them, ours meets their start tokens once where they are a tenth of a batch. Each round is a process: the median of 11 warm steps of",
         "ours and of 3 of theirs; shown is the median round, and the largest peak. The floor is the arithmetic of the products",
         "(6 FLOP per position and weight, catalogue included) at the best of five large products in the same process.",
         "",
