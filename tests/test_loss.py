@@ -244,23 +244,23 @@ def test_sampled_agrees_with_torch(n: int, items: int, many: int, shared: bool, 
         assert torch.allclose(a, c, rtol=0, atol=1e-12)
 
 
-@given(st.integers(1, 300), st.integers(2, 40), st.integers(1, 60), st.booleans(), st.sampled_from([0.1, 1.0, 6.0]))
+@given(st.integers(1, 300), st.integers(1, 90), st.integers(1, 90), st.booleans(), st.sampled_from([0.1, 1.0, 6.0]))
 @settings(max_examples=60, deadline=None)
 def test_shared_negatives_in_compiled_loops(n: int, items: int, many: int, corrected: bool, scale: float) -> None:
-    """Against the obvious twin in double precision; few items, so that negatives hit the targets, again and again."""
+    """Against the obvious twin in double precision; some targets are among the negatives, again and again."""
     h, e, b, y = case(n, items, torch.float32, many)
     with torch.no_grad():
         h *= scale
     g = torch.Generator().manual_seed(1)
     negatives = torch.randint(0, items, (many,), generator=g)
-    log_q = torch.randn(items, generator=g) if corrected else None
+    log_q = 9 * torch.randn(items, generator=g) if corrected else None  # some are hardly ever drawn
     exact = tuple(t.detach().double().requires_grad_() for t in (h, e, b))
     found = sampled_softmax(h, e, b, y, negatives, log_q)
     double_q = None if log_q is None else log_q.double()
     expected = sampled_softmax_reference(exact[0], exact[1], exact[2], y, negatives, double_q)
     assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-4)
     for a, c in zip(torch.autograd.grad(3 * found, (h, e, b)), torch.autograd.grad(3 * expected, exact), strict=True):
-        assert torch.allclose(a.double(), c, rtol=1e-3, atol=1e-3)  # of hits, what is left of large numbers
+        assert torch.allclose(a.double(), c, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -113,7 +113,6 @@ class HalfGroup(Group):
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of hidden, table and bias
-Beside = tuple[Tensor, Tensor] | None  # another score per position, and how often its exponential joins the sum
 
 
 def _kind(hidden: Tensor, table: Tensor, bias: Tensor, half: bool) -> type[Group | DotGroup]:
@@ -124,7 +123,7 @@ def _kind(hidden: Tensor, table: Tensor, bias: Tensor, half: bool) -> type[Group
 
 def _share_positions(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool,
-    beside: Beside = None,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Gradients | None]:  # fmt: skip
     """Every thread takes groups of positions and gathers the gradients of the table for itself."""
     before, table = len(table) - len(bias), catalogue(table, bias)
@@ -160,7 +159,7 @@ def _share_positions(
 
 def _share_items(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor, half: bool,
-    beside: Beside = None,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Gradients | None]:  # fmt: skip
     """Every thread takes a part of the items; all meet the same group of positions."""
     before, table = len(table) - len(bias), catalogue(table, bias)
@@ -204,13 +203,13 @@ def _cut(x: Tensor, rows: int) -> Tensor:
     return x.resize_(rows, *x.shape[1:])
 
 
-def _normalised(largest: Any, total: Any, weights: Tensor, span: slice, beside: Beside) -> tuple[Tensor, Any]:
-    """The logarithms of the sums, and the weights over the sums (relative to the largest scores)."""
+def _normalised(largest: Any, total: Any, weights: Tensor, span: slice, beside: Tensor | None) -> tuple[Tensor, Any]:
+    """The logarithms of the sums, with what stands `beside`, and the weights over them (relative to the largest scores)."""
     if beside is None:
         return torch.from_numpy(largest + np.log(total)), weights.numpy() / total
-    score, many = (t[span].numpy() for t in beside)
+    score = beside[span].numpy()
     most = np.maximum(largest, score)
-    whole = total * np.exp(largest - most) + many * np.exp(score - most)
+    whole = total * np.exp(largest - most) + np.exp(score - most)
     return torch.from_numpy(most + np.log(whole)), weights.numpy() * np.exp(largest - most) / whole
 
 
@@ -250,11 +249,11 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 def log_sums(
     hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor | None, gradients: bool, weights: Tensor,
-    half: bool = False, beside: Beside = None,
+    half: bool = False, beside: Tensor | None = None,
 ) -> tuple[Tensor, Gradients | None]:  # fmt: skip
     """Of some positions, float32 on a CPU: the logarithms of their sums, less the scores of the targets if there are any.
 
-    With `gradients`, those of these logarithms, each times its weight.
+    With `gradients`, those of these logarithms, each times its weight. `beside` is another score per position, in its sum.
     """
     work = _share_positions if len(bias) <= _FEW_ITEMS else _share_items
     return work(hidden, table, bias, targets, gradients, weights, half, beside)
