@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lrurec
-from lrurec.data.batches import START, PackedArrays, Sampler, Windows, pack_histories
+from lrurec.data.batches import START, Lanes, PackedArrays, Sampler, Windows, pack_histories
 from lrurec.data.split import Sequences
 from lrurec.errors import NothingLeftError
 
@@ -83,6 +83,32 @@ def test_every_epoch_takes_every_window_once(count: int, batch: int, seed: int) 
         taken = np.concatenate([sampler.chosen(s) for s in steps])
         assert sorted(taken.tolist()) == list(range(count))
     assert np.array_equal(Sampler(count, batch, seed).chosen(3), sampler.chosen(3))
+
+
+@given(lengths, st.integers(1, 12), st.integers(1, 6), st.integers(0, 5))
+def test_lanes_follow_histories(given: list[int], longest: int, batch: int, seed: int) -> None:
+    """Every window once per epoch; where it is said to go on, the window before it ended where it begins, and only there."""
+    windows = Windows.of(sequences(given), longest)
+    lanes = Lanes(windows, batch, seed)
+    for epoch in range(2):
+        taken: list[int] = []
+        ends: dict[int, tuple[int, int]] = {}
+        for place in range(lanes.steps_per_epoch):
+            step = epoch * lanes.steps_per_epoch + place
+            chosen, go_on = lanes.chosen(step), lanes.go_on(step)
+            assert len(chosen) == len(go_on) <= batch
+            for lane, (w, follows) in enumerate(zip(chosen, go_on, strict=True)):
+                whose, where = ends.get(lane, (-1, -1))
+                assert follows == (whose == windows.users[w])
+                assert not follows or where == windows.starts[w]
+                ends[lane] = int(windows.users[w]), int(windows.stops[w])
+            taken.extend(chosen.tolist())
+        assert sorted(taken) == list(range(len(windows)))
+    # But for those that a lane begins with, every window that does not open its history goes on.
+    first = lanes.chosen(0)
+    cut = sum(not windows.opens[w] for w in first)
+    follow = sum(int(lanes.go_on(s).sum()) for s in range(lanes.steps_per_epoch))
+    assert follow == int((~windows.opens).sum()) - cut
 
 
 def test_histories() -> None:

@@ -31,43 +31,60 @@ def blocks(width: int, channels: int, dropout: float) -> tuple[Block, Block]:
     return found[0], found[1]
 
 
-def gradients(block: Block, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> list[Tensor]:
+def gradients(
+    block: Block, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False, states: Tensor | None = None
+) -> list[Tensor]:
+    """What the block gives and the gradients; from states, also those that sequences end with."""
     x = x.clone().requires_grad_()
-    out = block(x, offsets, keys, half)
+    ends: list[Tensor] = []
+    if states is None:
+        out = block(x, offsets, keys, half)
+    else:
+        out, *ends = block.forward_from(x, offsets, states, keys, half)
     g = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-    return [out.detach(), *torch.autograd.grad(out, [x, *block.parameters()], g)]
+    return [out.detach(), *torch.autograd.grad(out, [x, *block.parameters()], g), *ends]
 
 
-def check(lengths: list[int], width: int, channels: int, dropout: float, threads: int) -> None:
-    first, second = blocks(width, channels, dropout)
-    offsets = torch.tensor([0, *np.cumsum(lengths)])
-    x = torch.randn(int(offsets[-1]), width, generator=torch.Generator().manual_seed(3))
+def on_threads(threads: int, block: Block, x: Tensor, *others: object) -> list[Tensor]:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = gradients(first, x, offsets, Keys(7))
+        return gradients(block, x, *others)  # type: ignore[arg-type]
     finally:
         torch.set_num_threads(before)
-    expected = gradients(second, x, offsets, Keys(7))
+
+
+def some_states(lengths: list[int], channels: int) -> Tensor:
+    return torch.randn(len(lengths), 2, channels, generator=torch.Generator().manual_seed(5))
+
+
+def check(lengths: list[int], width: int, channels: int, dropout: float, threads: int, carried: bool = False) -> None:
+    first, second = blocks(width, channels, dropout)
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    x = torch.randn(int(offsets[-1]), width, generator=torch.Generator().manual_seed(3))
+    states = some_states(lengths, channels) if carried else None
+    found = on_threads(threads, first, x, offsets, Keys(7), False, states)
+    expected = gradients(second, x, offsets, Keys(7), False, states)
     for a, b in zip(found, expected, strict=True):
         assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any),
     width=st.sampled_from([3, 5, 16]),
     channels=st.sampled_from([1, 7, 16]),
     dropout=st.sampled_from([0.0, 0.3]),
     threads=st.integers(1, 3),
     piece=st.integers(1, 50),
+    carried=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_fused_is_plain(
-    lengths: list[int], width: int, channels: int, dropout: float, threads: int, piece: int
+    lengths: list[int], width: int, channels: int, dropout: float, threads: int, piece: int, carried: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "_PIECE", piece)
-        check(lengths, width, channels, dropout, threads)
+        check(lengths, width, channels, dropout, threads, carried)
 
 
 @pytest.mark.parametrize("lengths", [[2500, 1, 1, 700], [1]])
@@ -84,7 +101,7 @@ def test_the_same_twice(half: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
 
 
-def check_half(lengths: list[int], channels: int, dropout: float, threads: int) -> None:
+def check_half(lengths: list[int], channels: int, dropout: float, threads: int, carried: bool = False) -> None:
     """Products of bfloat16, fused and plain, against float32: values to 1%, gradients to 2% of their length."""
     first, second = blocks(64, channels, dropout)
     with torch.no_grad():
@@ -93,14 +110,10 @@ def check_half(lengths: list[int], channels: int, dropout: float, threads: int) 
                 p.mul_(0.5)
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     x = torch.randn(int(offsets[-1]), 64, generator=torch.Generator().manual_seed(3))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        found = gradients(first, x, offsets, Keys(7), half=True)
-    finally:
-        torch.set_num_threads(before)
-    plain = gradients(second, x, offsets, Keys(7), half=True)
-    exact = gradients(second, x, offsets, Keys(7))
+    states = some_states(lengths, channels) if carried else None
+    found = on_threads(threads, first, x, offsets, Keys(7), True, states)
+    plain = gradients(second, x, offsets, Keys(7), True, states)
+    exact = gradients(second, x, offsets, Keys(7), False, states)
     for bound, *rows in zip([0.01] + [0.02] * len(exact), found, plain, exact, strict=False):
         a, b, c = rows
         assert max(float((a - c).norm()), float((b - c).norm())) <= bound * float(c.norm()) + 1e-6
@@ -112,13 +125,16 @@ def check_half(lengths: list[int], channels: int, dropout: float, threads: int) 
     dropout=st.sampled_from([0.0, 0.3]),
     threads=st.integers(1, 3),
     piece=st.integers(1, 50),
+    carried=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
-def test_half_precision_is_near(lengths: list[int], channels: int, dropout: float, threads: int, piece: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_half_precision_is_near(
+    lengths: list[int], channels: int, dropout: float, threads: int, piece: int, carried: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused16, "_PIECE", piece)
         patch.setattr(fused16, "_PIECE_BACK", piece)
-        check_half(lengths, channels, dropout, threads)
+        check_half(lengths, channels, dropout, threads, carried)
 
 
 @pytest.mark.parametrize("lengths", [[2500, 1, 1, 700], [1]])

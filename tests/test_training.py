@@ -8,13 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import lrurec
+from lrurec.data.batches import Lanes
 from lrurec.errors import FolderError, SettingsError
+from lrurec.models.lrurec import LRURec
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.checkpoint import load_checkpoint, save_checkpoint
 from lrurec.training.config import RunConfig, config_for, from_values, to_toml
@@ -114,7 +117,14 @@ def test_a_dense_run_goes_on_with_rows(cycle: lrurec.Dataset, tmp_path: Path) ->
     assert rows.step == rows.steps
 
 
-@pytest.mark.parametrize("loss", [(), SAMPLED, (*SAMPLED, *SHARED)], ids=["full", "sampled", "shared"])
+CARRIED = ("training.carry_state=true", "training.max_length=3", "training.batch=7")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [(), SAMPLED, (*SAMPLED, *SHARED), CARRIED, (*CARRIED, *SAMPLED)],
+    ids=["full", "sampled", "shared", "carried", "carried-sampled"],
+)
 def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path, loss: tuple[str, ...]) -> None:
     whole = trainer(cycle, tmp_path / "whole", *loss)
     whole.train()
@@ -136,6 +146,41 @@ def test_stopped_and_continued_is_the_same(cycle: lrurec.Dataset, tmp_path: Path
     same_weights(tmp_path / "whole", tmp_path / "part")
     steps = [json.loads(x)["step"] for x in (tmp_path / "part" / METRICS).read_text().splitlines()]
     assert steps == [20, 40, 60]
+
+
+@pytest.mark.parametrize("more", [(), SAMPLED, ("model.layer_norm=false",)], ids=["full", "sampled", "plain"])
+def test_carried_states_are_those_of_stepping(cycle: lrurec.Dataset, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """With weights that stay as they are, what a step carries on is what stepping through the history comes to."""
+    still = (
+        "training.learning_rate=0.0",
+        "training.weight_decay=0.0",
+        "model.dropout=0.0",
+        "training.precision=float32",
+    )
+    t = trainer(cycle, tmp_path, *CARRIED, *more, *still)
+    assert isinstance(t.model, LRURec) and isinstance(t.sampler, Lanes) and t.carried is not None
+    went_on, firsts = 0, np.zeros(7, int)  # of each lane: where the history at hand was met first
+    for step in range(2 * t.sampler.steps_per_epoch):
+        chosen, go_on = t.sampler.chosen(step), t.sampler.go_on(step)
+        went_on += int(go_on.sum())
+        t._one_step()
+        t.step += 1
+        for lane, w in enumerate(chosen):
+            if not go_on[lane]:
+                firsts[lane] = t.windows.starts[w] - (0 if t.windows.opens[w] else 1)
+            state = t.model.initial_state()
+            with torch.no_grad():
+                for item in t.windows.items[firsts[lane] : t.windows.stops[w] - 1].tolist():
+                    state, _ = t.model.step(state, torch.tensor([item + 1]))
+            assert torch.allclose(t.carried[lane], state[0], atol=1e-5)
+    assert went_on > 40
+
+
+def test_only_some_models_carry_states(cycle: lrurec.Dataset, tmp_path: Path) -> None:
+    for more in (["model.mixer=rwkv"], ["model.name=gru4rec"], ["model.name=mf"]):
+        config = config_for("fast", None, [*more, "training.carry_state=true"])
+        with pytest.raises(SettingsError, match="lrurec with model.mixer=lru"):
+            Trainer(cycle, lrurec.leave_last_out(cycle), config, tmp_path)
 
 
 def test_a_row_without_its_checkpoint_is_written_again(cycle: lrurec.Dataset, tmp_path: Path) -> None:

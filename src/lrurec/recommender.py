@@ -211,7 +211,7 @@ class Recommender:
         ends = np.cumsum([len(i) for i in items])
         starts = np.concatenate([[0], ends[:-1]])
         t = self.config.training
-        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.max_length, who)
+        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.seen, who)
         inputs, users = (torch.from_numpy(a).to(t.device) for a in (packed.inputs, packed.users))
         scores = self.model.scores(Batch(inputs, torch.from_numpy(packed.offsets), users)).cpu()
         scores[:, torch.from_numpy(barred)] = -torch.inf

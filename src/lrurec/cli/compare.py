@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from lrurec.data.split import leave_last_out
     from lrurec.evaluation.metrics import METRICS
     from lrurec.evaluation.significance import compare
+    from lrurec.training.config import WHOLE
     from lrurec.training.run import Run
 
     if options.seed < 0:
@@ -70,9 +71,10 @@ def run(options: argparse.Namespace) -> int:
     }
     runs = {"first": options.first, "second": options.second}
     report = {**runs, "split": options.split, "users": len(targets), "seed": options.seed, "metrics": differences}
-    lengths = [opened.config.training.max_length for opened in (first, second)]
+    lengths = [opened.config.training.seen for opened in (first, second)]
     if lengths[0] != lengths[1]:
-        print(f"lrurec: A sees the newest {lengths[0]} items of a history, B the newest {lengths[1]}", file=sys.stderr)
+        a_sees, b_sees = ("all" if n == WHOLE else f"the newest {n}" for n in lengths)
+        print(f"lrurec: A sees {a_sees} items of a history, B {b_sees}", file=sys.stderr)
     print(json.dumps(report, indent=1) if options.json else _told(report))
     return 0
 
@@ -84,7 +86,7 @@ def _ranks(opened: "Run", targets: "Targets") -> "Ranks":
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, f"ranking {opened.folder}", len(targets))
-        return rank(opened.model(), targets, t.max_length, device=t.device, progress=shown).ranks
+        return rank(opened.model(), targets, t.seen, device=t.device, progress=shown).ranks
 
 
 def _told(report: dict[str, Any]) -> str:

@@ -88,9 +88,7 @@ def examine(
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, "ranking", len(targets))
-        ranking = rank(
-            model, targets, t.max_length, top=max(ks), candidates=candidates, device=t.device, progress=shown
-        )
+        ranking = rank(model, targets, t.seen, top=max(ks), candidates=candidates, device=t.device, progress=shown)
     report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks) | {"split": part}
     if candidates is None:
         report["ranked"] = "all items ranked"
@@ -113,7 +111,7 @@ def baselines(
     from lrurec.training.trainer import build, whole_sequences
 
     targets = split.test if part == "test" else split.valid
-    longest, found = opened.config.training.max_length, {}
+    longest, found = opened.config.training.seen, {}
     for name in ("popularity", "markov"):
         model = build(dataset.n_items, dataset.n_users, config_for("paper", None, [], name))
         assert isinstance(model, CountingModel)

@@ -112,6 +112,50 @@ def _order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(windows)
 
 
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Step t to the windows of its batch, such that each window of a history is in the place of the one before it.
+
+    The histories of an epoch stand in a random order, their windows from the oldest to the newest, in one line. The line
+    is cut into as many lanes as a batch has places; a step takes the next window of each.
+    """
+
+    windows: Windows
+    batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.windows) // self.batch)
+
+    def _places(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        line = _line(self, epoch)
+        return line, np.arange(place, len(line), self.steps_per_epoch), place
+
+    def chosen(self, step: int) -> NDArray[np.int64]:
+        line, places, _ = self._places(step)
+        return line[places]
+
+    def go_on(self, step: int) -> NDArray[np.bool_]:
+        """Whether what is chosen follows what stood in its place a step before."""
+        line, places, place = self._places(step)
+        users = self.windows.users
+        follows: NDArray[np.bool_] = users[line[places]] == users[line[places - 1]]
+        return follows & (place > 0)
+
+
+@lru_cache(2)
+def _line(lanes: Lanes, epoch: int) -> NDArray[np.int64]:
+    """All windows, history by history."""
+    users = lanes.windows.users
+    firsts = np.flatnonzero(np.diff(users, prepend=-1))  # the windows of a history stand together, the newest first
+    counts = np.diff(firsts, append=len(users))
+    order = np.random.default_rng([lanes.seed, epoch]).permutation(len(firsts))
+    firsts, counts = firsts[order], counts[order]
+    return np.repeat(2 * firsts + counts - 1, counts) - spans(firsts, counts)
+
+
 def pack_histories(
     items: NDArray[np.int32],
     starts: NDArray[np.int64],

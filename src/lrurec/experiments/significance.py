@@ -79,7 +79,7 @@ def _ranks(cell: Record, say: Callable[[str], None]) -> Any:
     t = run.config.training
     drawn = Candidates(t.candidates, 0) if t.candidates else None
     targets: Targets = leave_last_out(run.dataset(None)).test
-    ranks = rank(run.model(), targets, t.max_length, candidates=drawn, device=t.device).ranks
+    ranks = rank(run.model(), targets, t.seen, candidates=drawn, device=t.device).ranks
     aside = path.with_name(f".{os.getpid()}.{RANKS}")
     np.save(aside, ranks, allow_pickle=False)
     aside.replace(path)

@@ -121,20 +121,32 @@ def gelu_backward(a: Any, d: Any, start: Any, key: Any, limit: Any, scale: Any, 
             d_bias[j] += g
 
 
+def openings(offsets: Any, rows: int) -> Any:
+    """[rows + 1]: 1, 2, ... at the first row of each sequence, and something behind the last; 0 elsewhere."""
+    opens = np.zeros(rows + 1, np.int32)
+    opens[offsets] = np.arange(1, len(offsets) + 1)  # of sequences that begin at one row, all but the last are empty
+    return opens
+
+
 @compiled
-def recur(h: Any, lam: Any, opens: Any, start: Any, stop: Any) -> None:
-    """In place: h_k = lambda h_{k-1} + h_k over rows [start, stop) of h [N, 2C], anew where a sequence opens."""
+def recur(h: Any, lam: Any, opens: Any, begins: Any, start: Any, stop: Any) -> None:
+    """In place: h_k = lambda h_{k-1} + h_k over rows [start, stop) of h [N, 2C].
+
+    Where a sequence opens (`openings`), h_{k-1} is its row of `begins` [S, 2C].
+    """
     channels = h.shape[1] // 2
     for k in range(start, stop):
-        if opens[k] == 0:
-            for c in range(channels):
-                real, imaginary = h[k - 1, c], h[k - 1, channels + c]
-                h[k, c] += lam[0, c] * real - lam[1, c] * imaginary
-                h[k, channels + c] += lam[0, c] * imaginary + lam[1, c] * real
+        before = h[k - 1] if opens[k] == 0 else begins[opens[k] - 1]
+        for c in range(channels):
+            real, imaginary = before[c], before[channels + c]
+            h[k, c] += lam[0, c] * real - lam[1, c] * imaginary
+            h[k, channels + c] += lam[0, c] * imaginary + lam[1, c] * real
 
 
 @compiled
-def recur_backward(a: Any, h: Any, lam: Any, opens: Any, start: Any, carry: Any, sums: Any, d_bias: Any) -> None:
+def recur_backward(
+    a: Any, h: Any, lam: Any, opens: Any, begins: Any, start: Any, carry: Any, sums: Any, d_bias: Any
+) -> None:
     """In place: a_k = a_k + conj(lambda) a_{k+1} over rows from `start`, the last first.
 
     `carry` [2C] holds a of the row behind the last, and of the first row afterwards; `opens` has one element more
@@ -153,3 +165,8 @@ def recur_backward(a: Any, h: Any, lam: Any, opens: Any, start: Any, carry: Any,
         for c in range(2 * channels):
             carry[c] = a[i, c]
             d_bias[c] += a[i, c]
+        if opens[k] != 0:
+            before = begins[opens[k] - 1]
+            for c in range(channels):
+                sums[0, c] += carry[c] * before[c] + carry[channels + c] * before[channels + c]
+                sums[1, c] += carry[channels + c] * before[c] - carry[c] * before[channels + c]

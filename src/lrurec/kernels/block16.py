@@ -167,17 +167,18 @@ def _gelu_backward(
 
 
 @compiled
-def _recur(u: Any, bias: Any, lam: Any, opens: Any, start: Any, state: Any, h: Any) -> None:
-    """h_k = lambda h_{k-1} + u_k + bias over rows from `start`, anew where a sequence opens; the rows of h are rounded.
+def _recur(u: Any, bias: Any, lam: Any, opens: Any, begins: Any, start: Any, state: Any, h: Any) -> None:
+    """h_k = lambda h_{k-1} + u_k + bias over rows from `start`; the rows of h are rounded.
 
-    `state` [2C] holds h of the row before the first, and of the last row afterwards.
+    `state` [2C] holds h of the row before the first, and of the last row afterwards; where a sequence opens (as in
+    lrurec.kernels.block), it is that of `begins`.
     """
     rows, channels = h.shape[0], h.shape[1] // 2
     for i in range(rows):
-        opens_here = opens[start + i] != 0
+        if opens[start + i] != 0:
+            state[:] = begins[opens[start + i] - 1]
         for c in range(channels):
-            real = f4(0) if opens_here else state[c]
-            imaginary = f4(0) if opens_here else state[channels + c]
+            real, imaginary = state[c], state[channels + c]
             first = f4(lam[0, c] * real - lam[1, c] * imaginary + u[i, c] + bias[c])
             second = f4(lam[0, c] * imaginary + lam[1, c] * real + u[i, channels + c] + bias[channels + c])
             state[c] = first
@@ -188,7 +189,17 @@ def _recur(u: Any, bias: Any, lam: Any, opens: Any, start: Any, state: Any, h: A
 
 @compiled
 def _recur_backward(
-    d: Any, h: Any, lam: Any, opens: Any, start: Any, order: Any, carry: Any, sums: Any, a: Any, d_bias: Any
+    d: Any,
+    h: Any,
+    lam: Any,
+    opens: Any,
+    begins: Any,
+    start: Any,
+    order: Any,
+    carry: Any,
+    sums: Any,
+    a: Any,
+    d_bias: Any,
 ) -> None:
     """a_k = d_k + conj(lambda) a_{k+1} over rows from `start`, the last first; the rows of a are rounded.
 
@@ -217,11 +228,26 @@ def _recur_backward(
             a[i, channels + c] = half(second)
         for c in range(2 * channels):
             d_bias[c] += carry[c]
+        if opens[start + i] != 0:
+            before = begins[opens[start + i] - 1]
+            for c in range(channels):
+                sums[0, c] += carry[c] * before[c] + carry[channels + c] * before[channels + c]
+                sums[1, c] += carry[channels + c] * before[c] - carry[c] * before[channels + c]
 
 
 @compiled
 def forward(
-    x: Any, begin: Any, end: Any, piece: Any, w: Any, factors: Any, kept: Any, opens: Any, drop: Any, out: Any
+    x: Any,
+    begin: Any,
+    end: Any,
+    piece: Any,
+    w: Any,
+    factors: Any,
+    kept: Any,
+    opens: Any,
+    begins: Any,
+    drop: Any,
+    out: Any,
 ) -> None:
     """Rows [begin, end) of the batch through the block, `piece` rows at a time."""
     lam, _, b_bias, _, c_bias, gain1, shift1, _, b1, _, b2, gain2, shift2 = w
@@ -238,7 +264,7 @@ def forward(
         n = e - s
         halve(x[s:e], kept_x[s:e])
         multiply(kept_x[s:], n, b, u, False)
-        _recur(u, b_bias, lam, opens, s, state, kept_h[s:e])
+        _recur(u, b_bias, lam, opens, begins, s, state, kept_h[s:e])
         multiply(kept_h[s:], n, c, y, False)
         _add_and_normalise(
             y, c_bias, x[s:e], s * width, mixed, limit, scale, gain1, shift1, norm1[s:e], spread1[s:e], z[:n]
@@ -260,6 +286,7 @@ def backward(
     factors: Any,
     kept: Any,
     opens: Any,
+    begins: Any,
     drop: Any,
     d_x: Any,
     d: Any,
@@ -308,7 +335,7 @@ def backward(
         pair_rows(kept_h[s:e], n, state_pairs)
         multiply_columns(narrow, state_pairs, steps, d_c, True)
         some[:] = 0
-        _recur_backward(d_h, kept_h[s:e], lam, opens, s, order, carry, some, h16, d_b_bias)
+        _recur_backward(d_h, kept_h[s:e], lam, opens, begins, s, order, carry, some, h16, d_b_bias)
         sums += some
         pair_rows(h16, n, state_pairs)
         pair_rows(kept_x[s:e], n, other)

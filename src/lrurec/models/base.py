@@ -79,6 +79,21 @@ class TrainingBatch(Batch):
 
     targets: Tensor  # [N] item, the answer at each position
     windows: Tensor  # [W + 1], on the CPU
+    carried: Tensor | None = None  # [W, ...], the states that windows go on from; None: each begins anew
+
+    def begin(self, states: Tensor) -> Tensor:
+        """The states that sequences begin with, [S, ...], of those that windows go on from; a start token has none."""
+        whose = torch.searchsorted(self.windows, self.offsets[:-1], right=True) - 1
+        return self._without_starts(states[whose.to(states.device)])
+
+    def end(self, states: Tensor) -> Tensor:
+        """The states that windows end with, [W, ...], of those of their sequences."""
+        lasts = torch.searchsorted(self.offsets, self.windows[1:]) - 1
+        return self._without_starts(states)[lasts.to(states.device)]
+
+    def _without_starts(self, states: Tensor) -> Tensor:
+        is_start = self.inputs[self.offsets[:-1].to(self.inputs.device)] == 0
+        return states.masked_fill(is_start.view(-1, *[1] * (states.ndim - 1)), 0.0)
 
     def with_one_start(self) -> tuple[Batch, Tensor, Tensor]:
         """The batch with all start tokens as one sequence, its first; which row of it each answer is for; the answers.
@@ -203,3 +218,12 @@ class RecurrentModel(TrainedModel):
     @abstractmethod
     def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One event per user: (state, input [B]) to (state, hidden [B, d])."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether it has `encode_from`, which training.carry_state needs."""
+        return False
+
+    def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
+        """As `encode`, each sequence going on from a state [S, ...], to which no gradient goes; also the states behind."""
+        raise NotImplementedError

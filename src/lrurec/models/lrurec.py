@@ -81,10 +81,30 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width) if config.layer_norm and config.pffn else nn.Identity()
 
     def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> Tensor:
-        if self._is_plain and x.device.type == "cpu" and x.dtype == torch.float32:
-            fused: Tensor = fused_block(x, offsets, self._weights(), self.config.dropout, keys, half)
-            return fused
+        if self._is_fused(x):
+            return self._fused(x, offsets, None, keys, half)[0]
         mixed = self.mixer(x, offsets, half) if isinstance(self.mixer, LRU) else self.mixer(x, offsets)
+        return self._behind(x, mixed, offsets, keys, half)
+
+    def forward_from(
+        self, x: Tensor, offsets: Tensor, states: Tensor, keys: Keys | None, half: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, each sequence going on from a state of the LRU [S, 2, C]; also the states that they end with."""
+        if self._is_fused(x):
+            out, ends = self._fused(x, offsets, states.flatten(1), keys, half)
+            return out, ends.view_as(states)
+        assert isinstance(self.mixer, LRU)
+        mixed, states = self.mixer.forward_from(x, offsets, states, half)
+        return self._behind(x, mixed, offsets, keys, half), states
+
+    def _fused(
+        self, x: Tensor, offsets: Tensor, begins: Tensor | None, keys: Keys | None, half: bool
+    ) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = fused_block(x, offsets, begins, self._weights(), self.config.dropout, keys, half)
+        return found
+
+    def _behind(self, x: Tensor, mixed: Tensor, offsets: Tensor, keys: Keys | None, half: bool) -> Tensor:
+        """What follows the mixer, the feed-forward network included."""
         z = self._first(x, mixed, keys)
         match self.pffn:
             case None:
@@ -94,11 +114,11 @@ class Block(nn.Module):
             case _:
                 return self._second(z, dropout(self.pffn(z, offsets), self.config.dropout, keys))
 
-    @property
-    def _is_plain(self) -> bool:
-        """The block as published: what the fused function computes."""
+    def _is_fused(self, x: Tensor) -> bool:
+        """The block as published, which the fused function computes, where it can."""
         c = self.config
-        return c.mixer == "lru" and c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
+        plain = c.mixer == "lru" and c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
+        return plain and x.device.type == "cpu" and x.dtype == torch.float32
 
     def _weights(self) -> Weights:
         lru, pffn, first, second = self.mixer, self.pffn, self.norm1, self.norm2
@@ -177,6 +197,17 @@ class LRURec(RecurrentModel):
         for block in self.blocks:
             x = block(x, offsets, keys, half)
         return x
+
+    @property
+    def carries(self) -> bool:
+        return self.config.mixer == "lru"
+
+    def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
+        x, ends = self._embed(batch.inputs, keys), []
+        for k, block in enumerate(self.blocks):
+            x, end = block.forward_from(x, batch.offsets, states[:, k], keys, batch.half)  # type: ignore[operator]
+            ends.append(end)
+        return x, torch.stack(ends, 1)
 
     def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
         if isinstance(self.norm, nn.LayerNorm):

@@ -18,7 +18,7 @@ from torch import Tensor
 from lrurec.kernels import block as kernels
 from lrurec.nn import fused16
 from lrurec.nn.dropout import Keys
-from lrurec.nn.parts import Dropping, Weights
+from lrurec.nn.parts import Dropping, Order, Weights
 from lrurec.nn.threads import at_once
 
 _PIECE = 512  # positions at a time
@@ -48,7 +48,7 @@ def _pieces(share: slice) -> list[slice]:
     return [slice(k, min(k + _PIECE, share.stop)) for k in range(share.start, share.stop, _PIECE)]
 
 
-def _forward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, out: Tensor) -> None:
+def _forward(share: slice, w: Weights, kept: _Kept, order: Order, drop: Dropping, out: Tensor) -> None:
     """Some sequences, on one thread."""
     lam, width = w.lam.numpy(), kept.x.shape[1]
     gain1, shift1, gain2, shift2 = (t.numpy() for t in (w.gain1, w.shift1, w.gain2, w.shift2))
@@ -56,7 +56,7 @@ def _forward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, 
     for rows in _pieces(share):
         start, x = rows.start, kept.x[rows]
         torch.addmm(w.b_bias, x, w.b_weight.T, out=kept.h[rows])
-        kernels.recur(kept.h.numpy(), lam, opens, start, rows.stop)
+        kernels.recur(kept.h.numpy(), lam, *order, start, rows.stop)
         y = torch.addmm(w.c_bias, kept.h[rows], w.c_weight.T)
         z = torch.empty_like(x)
         numbers = (start * width, drop.mixed, drop.limit, drop.scale)
@@ -71,7 +71,9 @@ def _forward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, 
         kernels.add_and_normalise(y.numpy(), z.numpy(), *numbers, gain2, shift2, *arrays, out[rows].numpy())
 
 
-def _backward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping, grad: Tensor, d_x: Tensor) -> Weights:
+def _backward(
+    share: slice, w: Weights, kept: _Kept, order: Order, drop: Dropping, grad: Tensor, d_x: Tensor
+) -> Weights:
     """Some sequences, the last rows first, on one thread: writes the gradient of x, gives the share of the weights'."""
     d = Weights(*(torch.zeros_like(t) for t in w))
     sums = np.zeros(w.lam.shape)
@@ -99,7 +101,7 @@ def _backward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping,
         )  # fmt: skip
         d.c_weight.addmm_(d_y.T, h)
         d_h = torch.mm(d_y, w.c_weight)
-        kernels.recur_backward(d_h.numpy(), kept.h.numpy(), lam, opens, start, carry, sums, d.b_bias.numpy())
+        kernels.recur_backward(d_h.numpy(), kept.h.numpy(), lam, *order, start, carry, sums, d.b_bias.numpy())
         d.b_weight.addmm_(d_h.T, kept.x[rows])
         d_x[rows].addmm_(d_h, w.b_weight)
     return d._replace(lam=torch.from_numpy(sums).to(w.lam.dtype))
@@ -107,47 +109,64 @@ def _backward(share: slice, w: Weights, kept: _Kept, opens: Any, drop: Dropping,
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, offsets: Tensor, drop: Dropping, half: bool, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, offsets: Tensor, begins: Tensor | None, drop: Dropping, half: bool, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         x, w = x.detach().contiguous(), Weights(*(t.detach().contiguous() for t in weights))
         n, width = x.shape
         bounds = offsets.numpy()
-        opens = np.zeros(n + 1, np.uint8)
-        opens[bounds] = 1
+        order = Order.of(offsets, begins, len(w.b_bias))
         ctx.parts, out = _shares(bounds, torch.get_num_threads()), torch.empty_like(x)
-        ctx.drop, ctx.opens, ctx.half = drop, opens, half and fused16.suits(w)
+        ctx.drop, ctx.order, ctx.half = drop, order, half and fused16.suits(w)
         if ctx.half:
             halves, factors = fused16.Kept.empty(n, w), fused16.factors_forward(w)
-            at_once(lambda part: fused16.forward(part, w, factors, halves, x, opens, drop, out), ctx.parts)
+            at_once(lambda part: fused16.forward(part, w, factors, halves, x, order, drop, out), ctx.parts)
             ctx.save_for_backward(*halves, *w)
-            return out
+            return _with_ends(ctx, out, halves.h.view(torch.bfloat16), offsets, begins)
         kept = _Kept(
             x, torch.empty(n, len(w.b_bias)),
             torch.empty(n, width), torch.empty(n), torch.empty(n, len(w.b1)), torch.empty(n, width), torch.empty(n),
         )  # fmt: skip
-        at_once(lambda part: _forward(part, w, kept, opens, drop, out), ctx.parts)
+        at_once(lambda part: _forward(part, w, kept, order, drop, out), ctx.parts)
         ctx.save_for_backward(*kept, *w)
-        return out
+        return _with_ends(ctx, out, kept.h, offsets, begins)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         fields = fused16.Kept if ctx.half else _Kept
         kept: Any = fields(*saved[: len(fields._fields)])
         w = Weights(*saved[len(fields._fields) :])
         grad, d_x = grad.contiguous(), torch.empty_like(grad)
-        others = kept, ctx.opens, ctx.drop, grad, d_x
+        others = kept, ctx.order, ctx.drop, grad, d_x
         if ctx.half:
             factors = fused16.factors_backward(w)
             shares = at_once(lambda part: fused16.backward(part, w, factors, *others), ctx.parts)
         else:
             shares = at_once(lambda part: _backward(part, w, *others), ctx.parts)
-        return (d_x, None, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
+        return (d_x, None, None, None, None, *(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True)))
+
+
+def _with_ends(ctx: Any, out: Tensor, h: Tensor, offsets: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the block gives, and the state behind the last row of each sequence: of an empty one, that it began with."""
+    ends = torch.empty(0) if begins is None else begins.clone()
+    if begins is not None:
+        filled = offsets.diff() > 0
+        ends[filled] = h[offsets[1:][filled] - 1].float()
+    ctx.mark_non_differentiable(ends)
+    ctx.set_materialize_grads(False)
+    return out, ends
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it as it is
 def fused_block(
-    x: Tensor, offsets: Tensor, weights: Weights, rate: float, keys: Keys | None, half: bool = False
-) -> Tensor:
-    """The block over packed sequences [N, width]; with keys, dropout is on; with `half`, products are of bfloat16."""
-    result: Tensor = _Block.apply(x, offsets, Dropping.of(rate, keys), half, *weights)  # type: ignore[no-untyped-call]
+    x: Tensor, offsets: Tensor, begins: Tensor | None, weights: Weights, rate: float, keys: Keys | None, half: bool
+) -> tuple[Tensor, Tensor]:
+    """The block over packed sequences [N, width]; with keys, dropout is on; with `half`, products are of bfloat16.
+
+    Sequences begin with the states `begins` [S, 2C], to which no gradient goes, or with zeros. The states that they end
+    with come second, if they began with any; with `half`, they are rounded.
+    """
+    drop = Dropping.of(rate, keys)
+    result: tuple[Tensor, Tensor] = _Block.apply(x, offsets, begins, drop, half, *weights)  # type: ignore[no-untyped-call]
     return result

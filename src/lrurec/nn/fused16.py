@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lrurec.kernels import block16 as kernels
 from lrurec.kernels.dot16 import COLUMNS, has_dot16, paired
-from lrurec.nn.parts import Dropping, Weights
+from lrurec.nn.parts import Dropping, Order, Weights
 
 _PIECE, _PIECE_BACK = 128, 256  # positions at a time
 
@@ -58,18 +58,18 @@ def factors_backward(w: Weights) -> Factors:
 
 
 def forward(
-    share: slice, w: Weights, factors: Factors, kept: Kept, x: Tensor, opens: Any, drop: Dropping, out: Tensor
+    share: slice, w: Weights, factors: Factors, kept: Kept, x: Tensor, order: Order, drop: Dropping, out: Tensor
 ) -> None:
     """Some sequences, on one thread."""
     numbers = share.start, share.stop, _PIECE, tuple(w.numpy()), factors
-    kernels.forward(x.numpy(), *numbers, kept.numpy(), opens, tuple(drop), out.numpy())
+    kernels.forward(x.numpy(), *numbers, kept.numpy(), *order, tuple(drop), out.numpy())
 
 
 def backward(
-    share: slice, w: Weights, factors: Factors, kept: Kept, opens: Any, drop: Dropping, grad: Tensor, d_x: Tensor
+    share: slice, w: Weights, factors: Factors, kept: Kept, order: Order, drop: Dropping, grad: Tensor, d_x: Tensor
 ) -> Weights:
     """The same sequences: writes the gradient of x, gives their share of the weights'."""
     numbers = share.start, share.stop, _PIECE_BACK, tuple(w.numpy()), factors
     d, sums = Weights(*(torch.zeros_like(t) for t in w)), np.zeros(w.lam.shape)
-    kernels.backward(grad.numpy(), *numbers, kept.numpy(), opens, tuple(drop), d_x.numpy(), tuple(d.numpy()), sums)
+    kernels.backward(grad.numpy(), *numbers, kept.numpy(), *order, tuple(drop), d_x.numpy(), tuple(d.numpy()), sums)
     return d._replace(lam=torch.from_numpy(sums).to(w.lam.dtype))

@@ -1,10 +1,11 @@
-"""What a fused block is handed: its weights, its dropout. Knows arrays, not modules."""
+"""What a fused block is handed: its weights, its sequences, its dropout. Knows arrays, not modules."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from lrurec.kernels.block import openings
 from lrurec.nn.dropout import Keys, limit_of
 
 
@@ -29,6 +30,18 @@ class Weights(NamedTuple):
         """The same fields as arrays."""
         arrays: Any = [t.numpy() for t in self]
         return Weights(*arrays)
+
+
+class Order(NamedTuple):
+    """Where sequences open, and with which states."""
+
+    opens: Any  # [N + 1]
+    begins: Any  # [S, 2C]
+
+    @classmethod
+    def of(cls, offsets: Tensor, begins: Tensor | None, states: int) -> "Order":
+        first = np.zeros((len(offsets) - 1, states), np.float32) if begins is None else begins.contiguous().numpy()
+        return cls(openings(offsets.numpy(), int(offsets[-1])), first)
 
 
 class Dropping(NamedTuple):

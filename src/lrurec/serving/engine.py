@@ -115,13 +115,12 @@ class Engine:
         """The same for histories that are not empty, in one run."""
         s, w = self.shape, self.w
         x = self._normalised(self.table[items], w["gain"], w["shift"])
-        opens = np.zeros(len(x) + 1, np.uint8)
-        opens[offsets] = 1
+        opens, nothing = block.openings(offsets, len(x)), np.zeros((len(offsets) - 1, 2 * s.channels), np.float32)
         ends = offsets[1:] - 1
         states = np.empty((len(ends), s.blocks, 2, s.channels), np.float32)
         for k in range(s.blocks):
             h = x @ w["b"][k] + w["b_bias"][k]
-            block.recur(h, w["lam"][k], opens, 0, len(h))
+            block.recur(h, w["lam"][k], opens, nothing, 0, len(h))
             states[:, k] = h[ends].reshape(-1, 2, s.channels)
             if k == s.blocks - 1:  # behind the last recurrence, only the ends matter
                 h, x = h[ends], x[ends]

@@ -11,6 +11,7 @@ from lrurec.models.lrurec import LRURecConfig
 from lrurec.models.registry import MODELS, model_class, name_of
 
 DEFAULT = "lrurec"  # the model, where none is named
+WHOLE = 1 << 40  # more than any history has
 CHOICES = {
     "schedule": ("constant", "one-cycle"),
     "loss": ("full", "sampled"),
@@ -41,6 +42,7 @@ class TrainingConfig:
     validate_every: int = 1000
     patience: int = 10
     candidates: int = 0  # rank among so many sampled items in validation and test, as the paper does for XLong; 0: all
+    carry_state: bool = False  # windows of a history follow each other, and go on from the state of the one before
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
     seed: int = 0
     device: str = "cpu"
@@ -61,6 +63,11 @@ class TrainingConfig:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:
             raise SettingsError("training.schedule=one-cycle needs training.steps of 1 or more")
+
+    @property
+    def seen(self) -> int:
+        """How many of the newest items of a history the model is shown."""
+        return WHOLE if self.carry_state else self.max_length
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lrurec.models.base import TrainedModel, TrainingBatch
+from lrurec.models.base import RecurrentModel, TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.nn.mixer import recurrences
@@ -62,9 +62,9 @@ class WholeSteps:
         self.model, self.config, self.log_q = model, config, log_q
         self.optimizer = optimizer_for(model, config)
 
-    def loss(self, batch: TrainingBatch, keys: Keys, drawn: Drawn) -> Tensor:
-        """The loss of a batch, and the gradients of all that is learned."""
-        hidden, targets = self.model.examples(batch, keys)
+    def loss(self, batch: TrainingBatch, keys: Keys, drawn: Drawn) -> tuple[Tensor, Tensor | None]:
+        """The loss of a batch, and the states behind its windows; the gradients of all that is learned are set."""
+        hidden, targets, ends = _examples(self.model, batch, keys)
         table, bias = self.model.answers()
         if drawn is None:
             loss: Tensor = cross_entropy(hidden, table, bias, targets, half=batch.half)
@@ -73,7 +73,7 @@ class WholeSteps:
             loss = sampled_softmax(hidden, table, bias, targets, negatives, self.log_q)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss.detach(), ends
 
     def update(self, step: int) -> None:
         """Step 0, 1, ...: clip, and move the weights."""
@@ -107,7 +107,7 @@ class RowSteps:
         self._place = np.zeros(model.sizes.items, np.int64)  # of an item among those touched; valid for those alone
         self._taken: dict[str, tuple[NDArray[np.int64], Tensor]] = {}
 
-    def loss(self, batch: TrainingBatch, keys: Keys, drawn: Drawn) -> Tensor:
+    def loss(self, batch: TrainingBatch, keys: Keys, drawn: Drawn) -> tuple[Tensor, Tensor | None]:
         assert drawn is not None
         inputs, targets = batch.inputs.cpu().numpy(), batch.targets.cpu().numpy()
         items = self._touched(np.concatenate([inputs[inputs > 0] - 1, targets, drawn.ravel()]))
@@ -129,16 +129,17 @@ class RowSteps:
             batch.half,
             targets=moved(self._place[targets]),
             windows=batch.windows,
+            carried=batch.carried,
         )
         taken = {f"model.{name}": tensor for name, (_, tensor) in self._taken.items()}
-        hidden, answers, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))
+        hidden, answers, ends, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))
         log_q = None if self.log_q is None else self.log_q[moved(items)]
         negatives = moved(self._place[_for(drawn, len(answers))])
         loss: Tensor = sampled_softmax(hidden, table, bias, answers, negatives, log_q)
         for parameter in self.others:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss.detach(), ends
 
     def _touched(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """Every item once; `_place` says where."""
@@ -183,8 +184,16 @@ class _Examples(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return *self.model.examples(batch, keys), *self.model.answers()
+    def forward(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        return *_examples(self.model, batch, keys), *self.model.answers()
+
+
+def _examples(model: TrainedModel, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden vectors, their answers, and the states behind the windows, where they are carried."""
+    if batch.carried is None or not isinstance(model, RecurrentModel):
+        return *model.examples(batch, keys), None
+    hidden, states = model.encode_from(batch, batch.begin(batch.carried), keys)
+    return hidden, batch.targets, batch.end(states.detach())
 
 
 def _for(drawn: NDArray[np.int64], positions: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrurec.data.batches import Sampler, Windows, pack_histories
+from lrurec.data.batches import Lanes, Sampler, Windows, pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.negatives import Negatives
 from lrurec.data.split import Split, Targets
@@ -25,7 +25,7 @@ from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
 from lrurec.evaluation.report import training_counts
-from lrurec.models.base import Batch, CountingModel, Model, Sizes, TrainedModel, TrainingBatch
+from lrurec.models.base import Batch, CountingModel, Model, RecurrentModel, Sizes, TrainedModel, TrainingBatch
 from lrurec.models.registry import model_class
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import multiplies_half
@@ -38,6 +38,7 @@ from lrurec.training.steps import RowSteps, WholeSteps, steps_for
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 LOG_EVERY = 50  # steps between two points of the training curves
+CARRYING = "a model that goes on from a state: lrurec with model.mixer=lru"
 GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
 
 
@@ -85,9 +86,16 @@ class Trainer:
         t, items = config.training, dataset.n_items
         self.split, self.config, self.folder = split, settled(config), folder
         self.windows = Windows.of(split.train, t.max_length, drop_rest=t.drop_rest)
-        self.sampler = Sampler(len(self.windows), t.batch, t.seed)
+        self.sampler: Lanes | Sampler = Sampler(len(self.windows), t.batch, t.seed)
+        if t.carry_state:
+            self.sampler = Lanes(self.windows, t.batch, t.seed)
         self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
         self.model = build(items, dataset.n_users, config)
+        self.carried: Tensor | None = None  # the states behind the windows of the last step, where they are carried
+        if t.carry_state:
+            if not (isinstance(self.model, RecurrentModel) and self.model.carries):
+                raise SettingsError(f"training.carry_state needs {CARRYING}; leave it out for {config.name}")
+            self.carried = self.model.initial_state(t.batch)
         self.negatives: Negatives | None = None
         log_q: Tensor | None = None
         if t.loss == "sampled":
@@ -117,6 +125,8 @@ class Trainer:
         restore_model(self.model, tensors)
         if self.updates is not None:
             self.updates.restore(tensors, state["step"])
+        if self.carried is not None:
+            self.carried.copy_(tensors["carried"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.stopped = state["stopped"]
@@ -140,7 +150,10 @@ class Trainer:
             "waited": self.waited,
             "stopped": self.stopped,
         }
-        save_checkpoint(self.folder / LAST, self.model, self.updates.tensors() if self.updates else {}, state)
+        more = self.updates.tensors() if self.updates else {}
+        if self.carried is not None:
+            more["carried"] = self.carried
+        save_checkpoint(self.folder / LAST, self.model, more, state)
 
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
@@ -186,12 +199,13 @@ class Trainer:
             targets=torch.from_numpy(packed.targets).to(t.device),
             windows=torch.from_numpy(packed.windows),
             half=self.half,
+            carried=self._carried(),
         )
         drawn = None
         if self.negatives is not None:
             drawn = self.negatives.drawn(self.step, None if t.shared_negatives else len(batch))
         try:
-            loss = self.updates.loss(batch, Keys((t.seed << 32) + self.step), drawn)
+            loss, ends = self.updates.loss(batch, Keys((t.seed << 32) + self.step), drawn)
         except (MemoryError, torch.OutOfMemoryError):
             raise TrainingFailed(
                 f"out of memory at step {self.step}; lower training.batch or training.max_length"
@@ -202,7 +216,17 @@ class Trainer:
                 f"the loss at step {self.step} is {value}; lower training.learning_rate, then go on with --resume"
             )
         self.updates.update(self.step)
+        if self.carried is not None and ends is not None:
+            self.carried[: len(ends)] = ends
         return value, len(batch)
+
+    def _carried(self) -> Tensor | None:
+        """The states that the windows of this step go on from."""
+        if self.carried is None or not isinstance(self.sampler, Lanes):
+            return None
+        go_on = torch.from_numpy(self.sampler.go_on(self.step)).to(self.carried.device)
+        states = self.carried[: len(go_on)]
+        return states.masked_fill(~go_on.view(-1, *[1] * (states.ndim - 1)), 0.0)
 
     def _validate(self, loss: float) -> None:
         started = time.perf_counter()
@@ -231,7 +255,7 @@ class Trainer:
     def _metrics(self, model: Model, targets: Targets) -> dict[str, float]:
         t = self.config.training
         drawn = Candidates(t.candidates, 0) if t.candidates else None  # the same for every model and seed
-        return summary(rank(model, targets, t.max_length, candidates=drawn, device=t.device).ranks)
+        return summary(rank(model, targets, t.seen, candidates=drawn, device=t.device).ranks)
 
     def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
