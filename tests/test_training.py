@@ -180,7 +180,8 @@ def test_only_some_models_carry_states(cycle: lrurec.Dataset, tmp_path: Path) ->
     for more in (["model.mixer=rwkv"], ["model.name=gru4rec"], ["model.name=mf"]):
         config = config_for("fast", None, [*more, "training.carry_state=true"])
         with pytest.raises(SettingsError, match="lrurec with model.mixer=lru"):
-            Trainer(cycle, lrurec.leave_last_out(cycle), config, tmp_path)
+            Run.create(tmp_path / "run", cycle, config)
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_row_without_its_checkpoint_is_written_again(cycle: lrurec.Dataset, tmp_path: Path) -> None:

@@ -219,9 +219,9 @@ class RecurrentModel(TrainedModel):
     def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One event per user: (state, input [B]) to (state, hidden [B, d])."""
 
-    @property
-    def carries(self) -> bool:
-        """Whether it has `encode_from`, which training.carry_state needs."""
+    @classmethod
+    def carries(cls, config: Any) -> bool:
+        """Whether, with these settings, it has `encode_from`, which training.carry_state needs."""
         return False
 
     def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:

@@ -198,9 +198,9 @@ class LRURec(RecurrentModel):
             x = block(x, offsets, keys, half)
         return x
 
-    @property
-    def carries(self) -> bool:
-        return self.config.mixer == "lru"
+    @classmethod
+    def carries(cls, config: LRURecConfig) -> bool:
+        return config.mixer == "lru"
 
     def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
         x, ends = self._embed(batch.inputs, keys), []

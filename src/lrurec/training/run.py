@@ -44,9 +44,10 @@ class Run:
     def create(cls, folder: Path, dataset: Dataset, config: RunConfig) -> "Run":
         """A new run folder; one that already holds something is refused."""
         refuse_used(folder, "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";")
+        config = settled(config)  # first: a wrong one leaves no folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return cls.begin(folder, dataset, settled(config))
+            return cls.begin(folder, dataset, config)
         except OSError as error:
             raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
 

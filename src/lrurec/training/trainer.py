@@ -38,7 +38,6 @@ from lrurec.training.steps import RowSteps, WholeSteps, steps_for
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 LOG_EVERY = 50  # steps between two points of the training curves
-CARRYING = "a model that goes on from a state: lrurec with model.mixer=lru"
 GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
 
 
@@ -69,6 +68,11 @@ def settled(config: RunConfig) -> RunConfig:
         updates = "rows" if t.loss == "sampled" and tables else "dense"
     if updates == "rows" and not tables:
         raise SettingsError(f"{config.name} has no tables whose rows could be updated; leave out training.updates=rows")
+    if t.carry_state and not (issubclass(model, RecurrentModel) and model.carries(config.model)):
+        raise SettingsError(
+            "training.carry_state needs a model that goes on from a state (lrurec with model.mixer=lru);"
+            f" leave it out for {config.name}"
+        )
     return replace(config, training=replace(t, precision=precision, updates=updates))
 
 
@@ -93,8 +97,7 @@ class Trainer:
         self.model = build(items, dataset.n_users, config)
         self.carried: Tensor | None = None  # the states behind the windows of the last step, where they are carried
         if t.carry_state:
-            if not (isinstance(self.model, RecurrentModel) and self.model.carries):
-                raise SettingsError(f"training.carry_state needs {CARRYING}; leave it out for {config.name}")
+            assert isinstance(self.model, RecurrentModel)
             self.carried = self.model.initial_state(t.batch)
         self.negatives: Negatives | None = None
         log_q: Tensor | None = None
