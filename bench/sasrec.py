@@ -30,8 +30,8 @@ from lrurec.models.base import TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
+from lrurec.training.learner import build
 from lrurec.training.steps import optimizer_for
-from lrurec.training.trainer import build
 from measure import machine
 
 ROOT = Path(__file__).parents[1]

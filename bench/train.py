@@ -31,9 +31,9 @@ from lrurec.models.base import TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.config import config_for
+from lrurec.training.learner import build
 from lrurec.training.memory import keep_memory
 from lrurec.training.steps import clip_gradients, optimizer_for
-from lrurec.training.trainer import build
 from measure import machine
 from peer import peer_model
 

@@ -18,7 +18,7 @@ from lrurec.evaluation.ranking import rank, ranks_of
 from lrurec.models.base import CountingModel, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.training.config import config_for
-from lrurec.training.trainer import build, whole_sequences
+from lrurec.training.learner import build, whole_sequences
 
 
 def test_metrics_by_hand() -> None:
@@ -175,7 +175,7 @@ def test_counting_agrees_with_brute_force(seed: int, longest: int, count: int | 
     for name, more in (("popularity", []), ("markov", [f"model.window={window}", "model.decay=0.5"])):
         model = build(items, dataset.n_users, config_for("paper", None, more, name))
         assert isinstance(model, CountingModel)
-        model.count(whole_sequences(split, "cpu"))
+        model.count(whole_sequences(split.train, "cpu"))
         found[name] = rank(model, split.test, longest, candidates=drawn).ranks
     for k in range(len(split.test)):
         history, answer = split.test.history(k)[-longest:].tolist(), split.test.answer(k)

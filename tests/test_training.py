@@ -21,10 +21,11 @@ from lrurec.models.lrurec import LRURec
 from lrurec.nn.loss import cross_entropy
 from lrurec.training.checkpoint import load_checkpoint, save_checkpoint
 from lrurec.training.config import RunConfig, config_for, from_values, to_toml
+from lrurec.training.learner import TrainingFailed
 from lrurec.training.run import Run
 from lrurec.training.schedule import learning_rate
 from lrurec.training.steps import RowSteps, WholeSteps, optimizer_for
-from lrurec.training.trainer import BEST, LAST, METRICS, Trainer, TrainingFailed
+from lrurec.training.trainer import BEST, LAST, METRICS, Trainer
 
 SMALL = [
     "model.width=16",
@@ -70,8 +71,8 @@ def test_it_learns_from_sampled_negatives(cycle: lrurec.Dataset, tmp_path: Path,
     more = (f"training.negatives_from={source}", f"training.shared_negatives={shared}", "model.dropout=0.1")
     t = trainer(cycle, tmp_path, *SAMPLED, *more, "training.steps=300")
     t.train()
-    assert isinstance(t.updates, RowSteps)
-    assert (t.updates.log_q is None) == (source == "uniform" and shared == "false")
+    assert isinstance(t.learner.updates, RowSteps)
+    assert (t.learner.updates.log_q is None) == (source == "uniform" and shared == "false")
     assert t.evaluate("test")["ndcg@10"] > 0.95
 
 
@@ -104,14 +105,14 @@ def test_saved_between_validations_goes_on_the_same(
 def test_a_dense_run_goes_on_with_rows(cycle: lrurec.Dataset, tmp_path: Path) -> None:
     """The checkpoint of a run with dense updates says nothing of rows: all are up to date."""
     dense = trainer(cycle, tmp_path, *SAMPLED, *SHARED, "training.updates=dense")
-    assert isinstance(dense.updates, WholeSteps)
+    assert isinstance(dense.learner.updates, WholeSteps)
     dense.train(lambda progress: setattr(dense, "interrupted", dense.step == 47))
     with torch.no_grad():
         before = {name: p.clone() for name, p in dense.model.named_parameters()}
     rows = trainer(cycle, tmp_path, *SAMPLED, *SHARED)
     rows.resume()
-    assert isinstance(rows.updates, RowSteps)
-    rows.updates.settle()
+    assert isinstance(rows.learner.updates, RowSteps)
+    rows.learner.settle()
     assert all(torch.equal(p, before[name]) for name, p in rows.model.named_parameters())
     rows.train()
     assert rows.step == rows.steps
@@ -158,21 +159,20 @@ def test_carried_states_are_those_of_stepping(cycle: lrurec.Dataset, tmp_path: P
         "training.precision=float32",
     )
     t = trainer(cycle, tmp_path, *CARRIED, *more, *still)
-    assert isinstance(t.model, LRURec) and isinstance(t.sampler, Lanes) and t.carried is not None
+    assert isinstance(t.model, LRURec) and isinstance(t.learner.sampler, Lanes) and t.learner.carried is not None
     went_on, firsts = 0, np.zeros(7, int)  # of each lane: where the history at hand was met first
-    for step in range(2 * t.sampler.steps_per_epoch):
-        chosen, go_on = t.sampler.chosen(step), t.sampler.go_on(step)
+    for step in range(2 * t.learner.sampler.steps_per_epoch):
+        chosen, go_on = t.learner.sampler.chosen(step), t.learner.sampler.go_on(step)
         went_on += int(go_on.sum())
-        t._one_step()
-        t.step += 1
+        t.learner.step(step)
         for lane, w in enumerate(chosen):
             if not go_on[lane]:
-                firsts[lane] = t.windows.starts[w] - (0 if t.windows.opens[w] else 1)
+                firsts[lane] = t.learner.windows.starts[w] - (0 if t.learner.windows.opens[w] else 1)
             state = t.model.initial_state()
             with torch.no_grad():
-                for item in t.windows.items[firsts[lane] : t.windows.stops[w] - 1].tolist():
+                for item in t.learner.windows.items[firsts[lane] : t.learner.windows.stops[w] - 1].tolist():
                     state, _ = t.model.step(state, torch.tensor([item + 1]))
-            assert torch.allclose(t.carried[lane], state[0], atol=1e-5)
+            assert torch.allclose(t.learner.carried[lane], state[0], atol=1e-5)
     assert went_on > 40
 
 
@@ -221,7 +221,7 @@ def test_precision_reaches_the_loss_and_auto_is_recorded(
         return found
 
     monkeypatch.setattr("lrurec.training.steps.cross_entropy", spy)
-    monkeypatch.setattr("lrurec.training.trainer.multiplies_half", lambda device: able)
+    monkeypatch.setattr("lrurec.training.learner.multiplies_half", lambda device: able)
     config = config_for("fast", None, ["training.steps=1", "model.width=8"])
     assert config.training.precision == "auto"
     run = Run.create(tmp_path / "run", cycle, config)

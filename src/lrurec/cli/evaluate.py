@@ -81,7 +81,7 @@ def examine(
     from lrurec.data.progress import counted
     from lrurec.data.split import leave_last_out
     from lrurec.evaluation.ranking import rank
-    from lrurec.evaluation.report import full_report, training_counts
+    from lrurec.evaluation.report import full_report
 
     split = leave_last_out(dataset)
     targets = split.test if part == "test" else split.valid
@@ -89,7 +89,7 @@ def examine(
     with progress_bar() as progress:
         shown = counted(progress, "ranking", len(targets))
         ranking = rank(model, targets, t.seen, top=max(ks), candidates=candidates, device=t.device, progress=shown)
-    report = full_report(ranking, targets, training_counts(split, dataset.n_items), ks) | {"split": part}
+    report = full_report(ranking, targets, split.train.counts(dataset.n_items), ks) | {"split": part}
     if candidates is None:
         report["ranked"] = "all items ranked"
     elif candidates.covers(dataset.n_items):
@@ -108,14 +108,14 @@ def baselines(
     from lrurec.evaluation.ranking import rank
     from lrurec.models.base import CountingModel
     from lrurec.training.config import config_for
-    from lrurec.training.trainer import build, whole_sequences
+    from lrurec.training.learner import build, whole_sequences
 
     targets = split.test if part == "test" else split.valid
     longest, found = opened.config.training.seen, {}
     for name in ("popularity", "markov"):
         model = build(dataset.n_items, dataset.n_users, config_for("paper", None, [], name))
         assert isinstance(model, CountingModel)
-        model.count(whole_sequences(split, "cpu"))
+        model.count(whole_sequences(split.train, "cpu"))
         found[name] = summary(rank(model, targets, longest, candidates=candidates).ranks, ks)
     return found
 

@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
     else:
         valid, test = result["valid"], result["test"]
-        if trainer.updates is None:
+        if trainer.learner.updates is None:
             print(f"counted   {trainer.split.train.n_events:,} events in {trainer.seconds:.0f} s")
         else:
             print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")

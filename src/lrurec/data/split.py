@@ -17,6 +17,8 @@ from lrurec.errors import NothingLeftError, SettingsError
 
 Positions = NDArray[np.int64]
 
+_TOGETHER = 1 << 14  # sequences that are counted at once
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -36,6 +38,15 @@ class Sequences:
     @property
     def n_events(self) -> int:
         return int((self.stops - self.starts).sum())
+
+    def counts(self, items: int) -> NDArray[np.int64]:
+        """[items]: how often each occurs."""
+        total = np.zeros(items, np.int64)
+        for first in range(0, len(self), _TOGETHER):
+            span = slice(first, first + _TOGETHER)
+            positions = spans(self.starts[span], self.stops[span] - self.starts[span])
+            total += np.bincount(self.items[positions], minlength=items)
+        return total
 
 
 @dataclass(frozen=True)

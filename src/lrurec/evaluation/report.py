@@ -6,16 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.arrays import spans
-from lrurec.data.split import Split, Targets
+from lrurec.data.split import Targets
 from lrurec.evaluation.metrics import METRICS, Ranks, interval
 from lrurec.evaluation.ranking import Ranking
-
-
-def training_counts(split: Split, items: int) -> NDArray[np.int64]:
-    """How often each item occurs in training."""
-    positions = spans(split.train.starts, split.train.stops - split.train.starts)
-    return np.bincount(split.train.items[positions], minlength=items)
 
 
 def full_report(ranking: Ranking, targets: Targets, counts: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from lrurec.experiments.datasets import Found
 from lrurec.experiments.settings import Chosen
 from lrurec.folder import MANIFEST
 from lrurec.training.config import RunConfig, from_values
+from lrurec.training.learner import settled
 from lrurec.training.run import Run, write_json
-from lrurec.training.trainer import settled
 
 RECORD, RUN, LOG, RANKS = "cell.json", "run", "log.txt", "ranks.npy"
 FORMAT, VERSION = "lrurec-cell", 1

@@ -40,8 +40,9 @@ from lrurec.experiments.search_page import page
 from lrurec.folder import MANIFEST
 from lrurec.models.registry import model_class
 from lrurec.training.config import RunConfig, TrainingConfig, config_for, to_toml
+from lrurec.training.learner import TrainingFailed
 from lrurec.training.run import Run, write_json, write_text
-from lrurec.training.trainer import LAST, METRICS, Progress, Trainer, TrainingFailed
+from lrurec.training.trainer import LAST, METRICS, Progress, Trainer
 
 SPACES = ("paper", "wide")
 JOURNAL, BEST, STUDY = "journal.log", "best.toml", "lrurec"

@@ -27,7 +27,8 @@ from lrurec.folder import MANIFEST, read_manifest
 from lrurec.models.base import Model
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
-from lrurec.training.trainer import BEST, LAST, build, settled
+from lrurec.training.learner import build, settled
+from lrurec.training.trainer import BEST, LAST
 
 KIND, VERSION = "run", 1
 
