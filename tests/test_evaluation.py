@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lrurec
 from lrurec.data.split import Split
-from lrurec.evaluation import ranking
+from lrurec.evaluation import ranking, tiles
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import interval, mrr, ndcg, recall, summary
 from lrurec.evaluation.ranking import rank, ranks_of
@@ -77,6 +77,61 @@ def test_ranks_agree_with_brute_force(seen: bool, seed: int, longest: int, event
         assert found.ranks.tolist() == brute_force(model, split, longest, seen)
         for k in np.flatnonzero(found.ranks < 3):
             assert split.test.answer(int(k)) in found.recommended[k]
+
+
+@given(
+    items=st.integers(1, 90),
+    users=st.integers(1, 12),
+    tile=st.integers(1, 40),
+    top=st.integers(0, 5),
+    copies=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_tiles_agree_with_all_scores(items: int, users: int, tile: int, top: int, copies: bool, seed: int) -> None:
+    """Also where items have the same vectors, in whatever tile they are, and where answers are barred."""
+    g = np.random.default_rng(seed)
+    table, bias = g.normal(size=(items, 16)).astype(np.float32), g.normal(size=items).astype(np.float32)
+    if copies:
+        of = g.integers(0, max(1, items // 3), items)
+        table, bias = table[of], bias[of]
+    hidden, answers = torch.from_numpy(g.normal(size=(users, 16)).astype(np.float32)), g.integers(0, items, users)
+    barred = g.integers(0, users, 40), g.integers(0, items, 40)
+    top = min(top, items)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "_TILE", tile)
+        found, best = tiles.rank_in_tiles(hidden, torch.from_numpy(table), torch.from_numpy(bias), answers, barred, top)
+    scores = hidden.double().numpy() @ table.T.astype(np.float64) + bias  # of equal rows, exactly equal
+    scores[barred] = -np.inf
+    for row in range(users):
+        own = scores[row, answers[row]]
+        others = np.delete(scores[row], answers[row])
+        near = 1e-5 if np.isfinite(own) else 0.0  # of different rows, too near to tell
+        equal = (others == own).sum()
+        assert (others > own + near).sum() + equal <= found[row] <= (others >= own - near).sum()
+        kept = best[row][scores[row, best[row]] > -np.inf] if top else best[row]
+        expected = np.sort(scores[row][scores[row] > -np.inf])[::-1][:top]
+        assert np.allclose(scores[row, kept][: len(expected)], expected, atol=1e-5)
+
+
+def test_large_catalogues_are_ranked_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through `rank`, with histories that are cut, seen items and more users than meet the catalogue at once."""
+    rng = np.random.default_rng(0)
+    rows = [(u, int(rng.integers(0, 50))) for u in range(30) for _ in range(rng.integers(3, 12))]
+    dataset = lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    split = lrurec.leave_last_out(dataset)
+    model = LRURec(Sizes(dataset.n_items), LRURecConfig(width=16, channels=16), torch.Generator().manual_seed(1))
+    counted: list[int] = []
+    for seen in (True, False):
+        expected = rank(model, split.test, 4, filter_seen=seen, top=3)
+        with monkeypatch.context() as patch:
+            for name, value in (("_LARGE", 1), ("_TOGETHER", 7), ("_EVENTS", 20)):
+                patch.setattr(ranking, name, value)
+            patch.setattr(tiles, "_TILE", 16)
+            found = rank(model, split.test, 4, filter_seen=seen, top=3, progress=counted.append)
+        assert np.array_equal(found.ranks, expected.ranks)
+        assert np.array_equal(found.recommended, expected.recommended)
+    assert sum(counted) == 2 * len(split.test)
 
 
 @given(st.integers(2, 400), st.integers(1, 400), st.integers(0, 9), st.integers(0, 9), st.data())

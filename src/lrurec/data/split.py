@@ -61,6 +61,11 @@ class Targets:
     def __len__(self) -> int:
         return len(self.users)
 
+    def part(self, first: int, last: int) -> "Targets":
+        """Some of them, in a row."""
+        span = slice(first, last)
+        return Targets(self.items, self.users[span], self.starts[span], self.positions[span])
+
     def history(self, k: int) -> NDArray[np.int32]:
         return self.items[self.starts[k] : self.positions[k]]
 

@@ -16,6 +16,7 @@ from lrurec.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
+from lrurec.evaluation.tiles import rank_in_tiles
 from lrurec.kernels.softmax import at_least
 from lrurec.models.base import Batch, Model, TrainedModel
 from lrurec.nn.threads import at_once, shares
@@ -23,6 +24,7 @@ from lrurec.nn.threads import at_once, shares
 _SCORES = 1 << 25  # bytes of scores per block
 _EVENTS = 1 << 15  # events encoded together
 _RIVALS = 1 << 15  # candidates scored together
+_LARGE, _TOGETHER = 1 << 17, 256  # items from which on users meet them tile by tile, so many at once
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def rank(
         ranks = _rank_among(model, targets, max_length, candidates, filter_seen, device, progress)
         return Ranking(ranks, np.empty((len(targets), 0), np.int64))
     top = min(top, items)
+    if items >= _LARGE and device == "cpu" and isinstance(model, TrainedModel):
+        return _rank_in_tiles(model, targets, max_length, filter_seen, top, progress)
     rows = max(8, min(1024, _SCORES // (4 * items)))
     ranks = np.empty(len(targets), np.int64)
     best = np.empty((len(targets), top), np.int64)
@@ -64,6 +68,31 @@ def rank(
         if top:
             best[first:last] = scores.topk(top, 1).indices.cpu().numpy()
         progress(last - first)
+    return Ranking(ranks, best)
+
+
+def _rank_in_tiles(
+    model: TrainedModel,
+    targets: Targets,
+    max_length: int,
+    filter_seen: bool,
+    top: int,
+    progress: Callable[[int], None],
+) -> Ranking:
+    """The same over a large catalogue, which many users meet at once."""
+    table, bias = model.item_table()
+    ranks, best = np.empty(len(targets), np.int64), np.empty((len(targets), top), np.int64)
+    nothing = np.zeros(0, np.int64)
+    for start in range(0, len(targets), _TOGETHER):
+        some = targets.part(start, start + _TOGETHER)
+        hidden = torch.cat(
+            [model.last(histories(some, *block, max_length, "cpu")) for block in _blocks(some, max_length, len(some))]
+        )
+        barred = _seen(some, 0, len(some), max_length) if filter_seen else (nothing, nothing)
+        span = slice(start, start + len(some))
+        answers = some.answers().astype(np.int64)
+        ranks[span], best[span] = rank_in_tiles(hidden, table, bias, answers, barred, top)
+        progress(len(some))
     return Ranking(ranks, best)
 
 

@@ -1,0 +1,61 @@
+"""Ranks against a large catalogue on a CPU: some hundred users meet it tile by tile. Knows vectors, not models.
+
+The scores of a tile stay in the cache: they are counted, the best of them kept, and the next tile takes their place. So
+memory does not grow with the catalogue, and the product is large enough to run at the processor's speed.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lrurec.kernels.softmax import at_least, keep_best
+from lrurec.nn.threads import at_once, shares
+
+_TILE = 1 << 14  # items at a time
+_ROUNDING = 1e-6  # by which two ways to sum up a product differ, of the length of its factors
+
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def rank_in_tiles(
+    hidden: Tensor, table: Tensor, bias: Tensor, answers: NDArray[np.int64], barred: Pairs, top: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many items other than the answer do not score clearly below it, [B], and the best `top` items, [B, top].
+
+    `barred` are (row, item) pairs that count for nothing. An answer that is barred comes last.
+    """
+    rows, items = len(hidden), len(table)
+    at = torch.from_numpy(answers)
+    chosen = table[at]
+    own = ((hidden * chosen).sum(1) + bias[at]).numpy()
+    # A product rounds an item's score as its place in the tile has it: what could be equal is a tie, against the model.
+    size = torch.linalg.vector_norm(hidden, dim=1) * torch.linalg.vector_norm(chosen, dim=1) + bias[at].abs()
+    least = own - _ROUNDING * size.numpy()
+    who, what = _by_item(barred)
+    lost = who[what == answers[who]]
+    own[lost] = least[lost] = -np.inf
+    counts = np.zeros(rows, np.int64)
+    best, values = np.zeros((rows, top), np.int64), np.full((rows, top), -np.inf, np.float32)
+    for start in range(0, items, _TILE):
+        stop = min(start + _TILE, items)
+        scores = torch.addmm(bias[start:stop], hidden, table[start:stop].T).numpy()
+        first, last = np.searchsorted(what, (start, stop))
+        scores[who[first:last], what[first:last] - start] = -np.inf
+        here = np.flatnonzero((answers >= start) & (answers < stop))
+        scores[here, answers[here] - start] = own[here]  # so that each is counted once, whatever the rounding
+
+        def work(part: slice, scores: NDArray[np.float32] = scores, start: int = start) -> None:
+            found = np.empty(part.stop - part.start, np.int64)
+            at_least(scores[part], least[part], found)
+            counts[part] += found
+            if top:
+                keep_best(scores[part], start, values[part], best[part])
+
+        at_once(work, shares(rows, 8))
+    return counts - 1, best  # the answer is one of those counted
+
+
+def _by_item(pairs: Pairs) -> Pairs:
+    order = np.argsort(pairs[1], kind="stable")
+    return pairs[0][order], pairs[1][order]
