@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lrurec.kernels.softmax import at_least, keep_best
+from lrurec.kernels.select import keep_best
+from lrurec.kernels.softmax import at_least
 from lrurec.nn.threads import at_once, shares
 
 _TILE = 1 << 14  # items at a time
@@ -35,25 +36,27 @@ def rank_in_tiles(
     who, what = _by_item(barred)
     lost = who[what == answers[who]]
     own[lost] = least[lost] = -np.inf
-    counts = np.zeros(rows, np.int64)
-    best, values = np.zeros((rows, top), np.int64), np.full((rows, top), -np.inf, np.float32)
+    counts, many = np.zeros(rows, np.int64), max(top, 1)
+    best, values = np.zeros((rows, many), np.int64), np.empty((rows, many), np.float32)
+    filled, offsets = np.empty(rows, np.int64), bias.numpy()
     for start in range(0, items, _TILE):
         stop = min(start + _TILE, items)
-        scores = torch.addmm(bias[start:stop], hidden, table[start:stop].T).numpy()
+        scores = torch.mm(hidden, table[start:stop].T).numpy()
         first, last = np.searchsorted(what, (start, stop))
         scores[who[first:last], what[first:last] - start] = -np.inf
         here = np.flatnonzero((answers >= start) & (answers < stop))
-        scores[here, answers[here] - start] = own[here]  # so that each is counted once, whatever the rounding
+        scores[here, answers[here] - start] = (
+            own[here] - offsets[answers[here]]
+        )  # each is counted, whatever the rounding
 
-        def work(part: slice, scores: NDArray[np.float32] = scores, start: int = start) -> None:
+        def work(part: slice, scores: NDArray[np.float32] = scores, start: int = start, stop: int = stop) -> None:
             found = np.empty(part.stop - part.start, np.int64)
-            at_least(scores[part], least[part], found)
+            keep_best(scores[part], offsets[start:stop], start, values[part], best[part], filled[part])
+            at_least(scores[part], least[part], found)  # behind it: by now the biases are part of the scores
             counts[part] += found
-            if top:
-                keep_best(scores[part], start, values[part], best[part])
 
         at_once(work, shares(rows, 8))
-    return counts - 1, best  # the answer is one of those counted
+    return counts - 1, best[:, :top]  # the answer is one of those counted
 
 
 def _by_item(pairs: Pairs) -> Pairs:

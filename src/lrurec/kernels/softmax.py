@@ -118,26 +118,3 @@ def add_rows16(values: Any, weight: Any, out: Any) -> None:
         w = weight[i]
         for j in range(width):
             out[i, j] += w * widened(values[i, j])
-
-
-@compiled
-def keep_best(scores: Any, first: Any, values: Any, items: Any) -> None:
-    """The best of every row so far: values [R, K] from the highest on, and items [R, K]; scores are those from item `first`.
-
-    Of equal ones, that which came first stays.
-    """
-    rows, many = scores.shape
-    last = values.shape[1] - 1
-    for i in range(rows):
-        least = values[i, last]
-        for j in range(many):
-            s = scores[i, j]
-            if s > least:
-                k = last
-                while k > 0 and values[i, k - 1] < s:
-                    values[i, k] = values[i, k - 1]
-                    items[i, k] = items[i, k - 1]
-                    k -= 1
-                values[i, k] = s
-                items[i, k] = first + j
-                least = values[i, last]
