@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, RecurrentModel, Sizes
 from lrurec.models.lrurec import MIXERS, LRURec, LRURecConfig
+from lrurec.nn import init
 from lrurec.nn.dropout import Keys, dropout, mask_reference
 from lrurec.nn.loss import cross_entropy
 from lrurec.nn.mixer import recurrences
@@ -201,3 +202,16 @@ def test_dropout_drops_its_share_and_not_by_a_pattern() -> None:
     both = ((first != 0) & (second != 0)).double().mean()
     assert float(both) == pytest.approx(0.49, abs=0.01)
     assert dropout(x, 0.3, None) is x
+
+
+def test_a_large_table_begins_like_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn in parts: normal, cut at two deviations, no part like another."""
+    monkeypatch.setattr(init, "_TOGETHER", 1000)
+    drawn = init.truncated_normal_(torch.empty(500, 8), torch.Generator().manual_seed(0), std=0.5)
+    assert 0.87 < float(drawn.std()) / 0.5 < 0.89 and float(drawn.abs().max()) <= 1.0  # what is left of the deviation
+    parts = drawn.view(4, 1000)
+    assert len({tuple(part[:3].tolist()) for part in parts}) == 4
+    whole = torch.nn.init.trunc_normal_(
+        torch.empty(1000), 0.0, 0.5, -1.0, 1.0, generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.equal(parts[0], whole)

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "export": {"models", "data", "training", "serving"},
     "serving": {"serving"},
     "experiments": {"data", "models", "evaluation", "training", "export", "serving", "experiments"},
+    "planning": {"data", "models", "nn", "evaluation", "training", "export", "serving", "planning"},
     "recommender": {"data", "models", "evaluation", "training", "export", "recommender"},
     "cli": {
         "data",
@@ -26,6 +27,7 @@ MAY_IMPORT = {
         "export",
         "serving",
         "experiments",
+        "planning",
         "recommender",
         "cli",
     },
@@ -33,7 +35,7 @@ MAY_IMPORT = {
 ANYWHERE = {"errors", "config", "folder", "arrays", "ids", "kernels"}
 # Packages that only some rooms may import.
 HEAVY = {
-    "torch": {"nn", "models", "evaluation", "training", "export", "experiments", "recommender"},
+    "torch": {"nn", "models", "evaluation", "training", "export", "experiments", "planning", "recommender"},
     "numba": {"kernels", "nn", "serving"},
     "polars": {"ids", "data", "evaluation", "recommender", "experiments"},
     "rich": {"cli"},

@@ -21,6 +21,7 @@ examples:
   lrurec data list                              datasets that are known by name
   lrurec train data/mine --out runs/mine        a dataset to a trained model
   lrurec models                                 which models there are
+  lrurec plan data/mine                         memory, disk and time it would take
   lrurec evaluate runs/mine                     how good it is, and for whom
   lrurec compare runs/mine runs/other           which is better, and whether that may be luck
   lrurec recommend runs/mine --user ann         what ann should see next
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         export,
         import_checkpoint,
         models,
+        plan,
         prepare,
         recommend,
         report,
@@ -71,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     inner = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (data_list, data_fetch, data_synth, data_describe):
         command.add(inner)
+    plan.add(commands)
     train.add(commands)
     models.add(commands)
     evaluate.add(commands)

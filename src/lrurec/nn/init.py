@@ -5,11 +5,15 @@ import math
 import torch
 from torch import Tensor
 
+_TOGETHER = 1 << 24  # numbers drawn at once
+
 
 def truncated_normal_(parameter: Tensor, generator: torch.Generator, std: float = 0.02) -> Tensor:
     """Normal with standard deviation `std`, cut at two of them."""
-    with torch.no_grad():
-        return torch.nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+    flat = parameter.detach().view(-1)
+    for part in torch.split(flat, _TOGETHER):  # torch's own draws again what lies outside, with several copies of all
+        torch.nn.init.trunc_normal_(part, 0.0, std, -2 * std, 2 * std, generator=generator)
+    return parameter
 
 
 def ring(channels: int, generator: torch.Generator, inner: float = 0.8, outer: float = 0.99) -> Tensor:

@@ -1,0 +1,1 @@
+"""What training and serving would take, before anything runs."""

@@ -1,0 +1,155 @@
+"""A few steps, ranks and requests of some size, measured in a process of its own. Knows a sample, not the whole log.
+
+python -m lrurec.planning.probe FOLDER      with question.json and the arrays of the sample; the answer is JSON on stdout
+"""
+
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrurec.data.split import Sequences, Targets
+from lrurec.evaluation.candidates import Candidates
+from lrurec.evaluation.ranking import rank
+from lrurec.export import shape_of, weights_of
+from lrurec.models.base import TrainedModel
+from lrurec.models.lrurec import LRURec
+from lrurec.serving.engine import Engine
+from lrurec.serving.indexing import LARGE, build_index
+from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
+from lrurec.training.config import RunConfig, from_values
+from lrurec.training.learner import Learner
+from lrurec.training.memory import keep_memory
+
+WARM, TIMED = 2, 5  # steps before the clock and under it
+_RANKED, _ASKED, _K = 512, 40, 20  # users that are ranked; requests, and how many items they want
+_INDEXED = 200_000  # items in an approximate index, at most: building it takes longer than asking
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one size: seconds and bytes."""
+
+    step: float  # seconds
+    positions: float  # per step
+    ranked: float  # seconds per user
+    peak: float  # bytes a process holds that trains and validates
+    weights: float  # bytes of a checkpoint without what it needs to go on
+    resumable: float  # and with it
+    observe: float | None  # seconds per event; None: it cannot be served
+    exact: float | None  # seconds per top-k of all items
+    approximate: float | None  # None: too few items, or no faiss
+    index: float  # bytes of the index
+
+
+def measure(config: RunConfig, items: int, users: int, train: Sequences) -> Measured:
+    """Train a little on a sample, rank some users, ask for some recommendations."""
+    learner = Learner(items, users, train, config)
+    seconds, positions = [], []
+    for number in range(min(WARM + TIMED, learner.steps)):
+        started = time.perf_counter()
+        _, count = learner.step(number)
+        seconds.append(time.perf_counter() - started)
+        positions.append(count)
+    learner.settle()
+    t = learner.config.training
+    some = train.stops - train.starts > 1
+    targets = Targets(train.items, train.users[some], train.starts[some], train.stops[some] - 1).part(0, _RANKED)
+    drawn = Candidates(t.candidates, 0) if t.candidates else None
+    ranked = 0.0
+    for _ in range(2):  # the first one compiles
+        started = time.perf_counter()
+        rank(learner.model, targets, t.seen, candidates=drawn, device=t.device)
+        ranked = (time.perf_counter() - started) / max(len(targets), 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
+    more = sum(x.numel() * x.element_size() for x in learner.tensors().values())
+    timed = seconds[WARM:] or seconds
+    found = (
+        statistics.median(timed),
+        float(np.mean(positions)),
+        ranked,
+        float(peak),
+        float(weights),
+        float(weights + more),
+    )
+    return Measured(*found, *_served(learner.model))
+
+
+def _served(model: Any) -> tuple[float | None, float | None, float | None, float]:
+    if not isinstance(model, TrainedModel) or not isinstance(model, LRURec) or model.config.mixer != "lru":
+        return None, None, None, 0.0
+    model = model.cpu()
+    table, bias = (x.detach().numpy() for x in model.item_table())
+    engine = Engine(shape_of(model), weights_of(model), table)
+    rng = np.random.default_rng(0)
+    state, hidden = engine.initial(1), np.zeros((1, model.config.width), np.float32)
+
+    def observe() -> None:
+        nonlocal hidden
+        hidden = engine.step(state, rng.integers(0, len(table), 1))
+
+    seconds = _seconds(observe)
+
+    def asked(retriever: Retriever) -> float:
+        return _seconds(lambda: retriever.search(hidden, _K))
+
+    exact = asked(Exact(table, bias))
+    if len(table) < LARGE or not _has_faiss():
+        return seconds, exact, None, 0.0
+    queries = []
+    for _ in range(64):
+        observe()
+        queries.append(hidden[0].copy())
+    rows = [min(len(table), most) for most in (_INDEXED // 2, _INDEXED)]
+    found = []
+    for count in rows:
+        with tempfile.TemporaryDirectory() as folder:
+            made = build_index(Path(folder), table[:count], bias[:count], np.stack(queries))
+            index = Approximate.open(Path(folder), made["candidates"], table[:count], bias[:count])
+            found.append((asked(index), float((Path(folder) / INDEX).stat().st_size)))
+    approximate, size = (line(rows, values, len(table)) for values in zip(*found, strict=True))
+    return seconds, exact, approximate, size
+
+
+def line(at: Sequence[float], values: Sequence[float], there: float) -> float:
+    """What lies `there` on the straight line through two points; nothing shrinks behind them."""
+    (a, b), (first, second) = at, values
+    return second if a == b else second + max(0.0, (second - first) / (b - a)) * (there - b)
+
+
+def _has_faiss() -> bool:
+    return find_spec("faiss") is not None
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(_ASKED):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[_ASKED // 4 :])
+
+
+def main(folder: Path) -> None:
+    keep_memory()  # as lrurec train does it
+    question = json.loads((folder / "question.json").read_text())
+    arrays = [np.load(folder / f"{name}.npy") for name in ("items", "users", "starts", "stops")]
+    torch.set_num_threads(question["threads"])
+    config = from_values(question["config"])
+    found = measure(config, question["items"], question["users"], Sequences(*arrays))
+    print(json.dumps(found.__dict__))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
