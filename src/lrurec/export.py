@@ -22,6 +22,7 @@ from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
 from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
 from lrurec.serving.retrieval import Approximate, Exact
+from lrurec.serving.scanned import Scanned
 from lrurec.training.run import Run
 
 _POPULAR = 1000
@@ -38,7 +39,7 @@ def export(
 ) -> dict[str, Any]:
     """Write the artifact of a run; it appears whole or not at all. Gives its manifest.
 
-    `index`: exact, approximate, or auto, which goes by the number of items.
+    `index`: exact, scanned, approximate, or auto, which goes by the number of items.
     """
     if index == "auto":
         index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
@@ -71,6 +72,8 @@ def export(
         if dataset.item_names is not None:
             dataset.item_names.save(work, "item_names")
         manifest["index"] = {"kind": index}
+        if index == Scanned.kind:
+            Scanned.build(work, table, bias)
         if index == Approximate.kind:
             hidden = sample_of(Engine(shape, weights_of(model), table), dataset)
             manifest["index"] = build_index(work, table, bias, hidden, watch)

@@ -5,7 +5,8 @@ weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
 table.npy             float32 [items, width]   what an item is as input, and what it is scored with
 bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
-index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval)
+index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval); or
+codes.npy, scales.npy the table in 8 bits, to find the best ones exactly (lrurec.serving.scanned)
 item_ids.*            the ids, sorted; item_names.* where there are titles
 
 A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
@@ -28,6 +29,7 @@ from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
+from lrurec.serving.scanned import Scanned
 
 KIND, VERSION = "artifact", 2
 WEIGHTS = "weights.safetensors"
@@ -93,6 +95,8 @@ class Artifact:
         facts = self.manifest["index"]
         if facts["kind"] == Exact.kind:
             return Exact(self.engine.table, self.bias)
+        if facts["kind"] == Scanned.kind:
+            return Scanned.open(self.path, self.engine.table, self.bias)
         return Approximate.open(self.path, facts["candidates"], self.engine.table, self.bias)
 
     @cached_property

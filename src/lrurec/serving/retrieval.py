@@ -64,7 +64,7 @@ class Exact:
             scores = table @ query + bias
             if exclude is not None and len(exclude[q]):
                 scores[_places(exclude[q], allow)] = -np.inf
-            best = _best(scores, k)
+            best = best_of(scores, k)
             found.append((allow[best], scores[best]))
         return found
 
@@ -104,7 +104,7 @@ class Approximate:
             items = np.sort(items[items >= 0])
             items = items[~np.isin(items, out)] if len(out) else items
             scores = table[items] @ query + bias[items]
-            best = _best(scores, k)
+            best = best_of(scores, k)
             found.append((items[best], scores[best]))
         return found
 
@@ -134,7 +134,7 @@ def _places(items: Indices, allow: Indices) -> Indices:
     return there
 
 
-def _best(scores: Floats, k: int) -> Indices:
+def best_of(scores: Floats, k: int) -> Indices:
     """Places of the k highest scores, the best first, equal ones in order; what is excluded never counts."""
     k = min(k, len(scores))
     if k <= 0:
