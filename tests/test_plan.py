@@ -92,7 +92,7 @@ def test_a_log_that_is_not_there_yet(folder: Path) -> None:
     made = Log.made_up(real.users, real.items, real.events, None)
     assert made.events == real.events and made.users == real.users
     config = config_for("fast", None, [])
-    empty = Measured(*[0.0] * 10)
+    empty = Measured(*[0.0] * 11)
     sizes = [planning.Plan(log, config, (1.0,), empty, 1).dataset_bytes for log in (made, real)]
     assert sizes[0] == pytest.approx(sizes[1] - (folder / "manifest.json").stat().st_size, rel=0.5)
     assert Log.made_up(10, 5, None, 7).events == 70
@@ -118,7 +118,7 @@ def test_other_models(folder: Path, run: Run, model: str) -> None:
 
 def test_advice() -> None:
     log = Log.made_up(1000, 60_000, None, 300)
-    measured = Measured(1.0, 100.0, 0.001, 1e9, 1e6, 3e6, None, None, None, 0.0)
+    measured = Measured(1.0, 100.0, 0.001, 1e9, 1e6, 3e6, None, None, None, None, 0.0)
 
     def advice(*assignments: str, peak: float = 1e9) -> str:
         config = config_for("fast", None, ["training.precision=float32", *assignments])

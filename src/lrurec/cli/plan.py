@@ -100,6 +100,8 @@ def _told(made: "Plan") -> str:
     if measured.observe is not None and measured.exact is not None:
         tell("serving: an event", seconds_text(measured.observe))
         tell("serving: top 20, exact", seconds_text(measured.exact))
+        if measured.scanned is not None:
+            tell("serving: top 20, scanned", seconds_text(measured.scanned))
         if measured.approximate is not None:
             tell("serving: top 20, approximate", seconds_text(measured.approximate))
     sizes = " and ".join(f"{probe['items']:,}" for probe in made.values()["probes"])

@@ -27,6 +27,7 @@ from lrurec.models.lrurec import LRURec
 from lrurec.serving.engine import Engine
 from lrurec.serving.indexing import LARGE, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
+from lrurec.serving.scanned import Scanned
 from lrurec.training.config import RunConfig, from_values
 from lrurec.training.learner import Learner
 from lrurec.training.memory import keep_memory
@@ -48,6 +49,7 @@ class Measured:
     resumable: float  # and with it
     observe: float | None  # seconds per event; None: it cannot be served
     exact: float | None  # seconds per top-k of all items
+    scanned: float | None  # the same by way of codes; None: too few items
     approximate: float | None  # None: too few items, or no faiss
     index: float  # bytes of the index
 
@@ -86,9 +88,9 @@ def measure(config: RunConfig, items: int, users: int, train: Sequences) -> Meas
     return Measured(*found, *_served(learner.model))
 
 
-def _served(model: Any) -> tuple[float | None, float | None, float | None, float]:
+def _served(model: Any) -> tuple[float | None, float | None, float | None, float | None, float]:
     if not isinstance(model, TrainedModel) or not isinstance(model, LRURec) or model.config.mixer != "lru":
-        return None, None, None, 0.0
+        return None, None, None, None, 0.0
     model = model.cpu()
     table, bias = (x.detach().numpy() for x in model.item_table())
     engine = Engine(shape_of(model), weights_of(model), table)
@@ -105,8 +107,12 @@ def _served(model: Any) -> tuple[float | None, float | None, float | None, float
         return _seconds(lambda: retriever.search(hidden, _K))
 
     exact = asked(Exact(table, bias))
-    if len(table) < LARGE or not _has_faiss():
-        return seconds, exact, None, 0.0
+    if len(table) < LARGE:
+        return seconds, exact, None, None, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        scanned = asked(Scanned.build(Path(folder), table, bias))
+    if not _has_faiss():
+        return seconds, exact, scanned, None, 0.0
     queries = []
     for _ in range(64):
         observe()
@@ -119,7 +125,7 @@ def _served(model: Any) -> tuple[float | None, float | None, float | None, float
             index = Approximate.open(Path(folder), made["candidates"], table[:count], bias[:count])
             found.append((asked(index), float((Path(folder) / INDEX).stat().st_size)))
     approximate, size = (line(rows, values, len(table)) for values in zip(*found, strict=True))
-    return seconds, exact, approximate, size
+    return seconds, exact, scanned, approximate, size
 
 
 def line(at: Sequence[float], values: Sequence[float], there: float) -> float:
