@@ -105,6 +105,8 @@ def test_curves_and_sensitivity(tiny: Path, out: Path, run: Run) -> None:
     (table,) = whole(out, "curves")["datasets"]
     assert [c["row"] for c in table["curves"]] == ["lrurec", "gru4rec"]
     assert table["curves"][0]["points"][-1]["step"] == 6
+    (command,) = table["commands"]
+    assert "--models lrurec,gru4rec " in command
     done = run("reproduce", "sensitivity", "--models", "dropout-0.4,dropout-0.6", *common)
     assert done.code == 0 and "sensitivity/tiny/dropout-0.4/seed-0" in started(done.err)
     assert "sensitivity/tiny/dropout-0.6/seed-0" not in started(done.err)  # it is the main table's
@@ -112,9 +114,20 @@ def test_curves_and_sensitivity(tiny: Path, out: Path, run: Run) -> None:
     assert [p["value"] for p in table["dropout"]] == [0.4, 0.6] and [p["value"] for p in table["weight_decay"]] == [
         0.01
     ]
+    (command,) = table["commands"]  # all points, that of the main table too, under both of its names
+    assert "--models dropout-0.4,dropout-0.6,weight-decay-0.01 " in command
     for folder, name in ((out, "curves-tiny"), (out / "results", "curves-tiny"), (out, "sensitivity-tiny")):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (folder / f"{name}.svg").read_text()
+
+
+def test_curves_with_the_settings_of_the_main_table(tiny: Path, tmp_path: Path, run: Run) -> None:
+    """A curve is drawn from a run of its own, also where the user has it looked at as often as a table needs."""
+    often = ("--set", "training.validate_every=3")
+    done = run("reproduce", "curves", "--models", "lrurec", "--datasets", tiny, "--out", tmp_path, *SETTINGS, *often)
+    assert done.code == 0 and started(done.err) == ["curves/tiny/lrurec/seed-0"]
+    (table,) = whole(tmp_path, "curves")["datasets"]
+    assert [p["step"] for p in table["curves"][0]["points"]] == [3, 6]
 
 
 def test_datasets(tiny: Path, out: Path, run: Run) -> None:

@@ -42,7 +42,7 @@ targets:
   all          all of them, as far as their datasets are here
 
 A dataset is the name of a folder under --data, or the path of any folder made by lrurec prepare. Where LRUREC_DATA names a folder
-with NAME/NAME.txt.gz, NAME one of the paper's, it is prepared from there. Settings follow the kind of the dataset (short histories: sparse, else dense).
+with NAME/NAME.txt.gz, NAME one of the paper's, it is prepared from there. Settings follow the kind of the dataset (short histories: sparse, very long ones: long, else dense).
 
 Each row, dataset and seed is a cell with a folder of its own, OUT/main/ml-1m/sasrec/seed-0; what two tables need is trained once. What is done is not done again; what
 was begun goes on; what failed is tried again. Ctrl-C saves (twice: does not); the same command goes on. Several of them may work

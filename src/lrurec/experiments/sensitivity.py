@@ -59,9 +59,15 @@ def made(out: Path) -> Made:
 
 
 def _own(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The cells of the figure alone, and their rows; the one that it borrows is a point of both curves."""
-    own = [record for record in cells if record["target"] == "sensitivity"]
-    return own, list(dict.fromkeys(record["row"] for record in own))
+    """The cells of the figure, and their rows; the one that it borrows is a point, and a row, of both curves."""
+    known = [row.name for row in rows("dense")]
+    found = [record for record in cells if record["target"] == "sensitivity"]
+    for record in cells:
+        if record["target"] != "sensitivity":
+            names = [f"{s.replace('_', '-')}-{record['config'][part][s]}" for s, (part, _) in SETTINGS.items()]
+            found += [{**record, "row": name} for name in names if name in known]
+    rows_ = {record["row"] for record in found}
+    return found, [name for name in known if name in rows_]
 
 
 def _points(setting: str, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

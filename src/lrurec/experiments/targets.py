@@ -44,6 +44,7 @@ class Target:
     make: Callable[[str, Asked], Made]
     part: str = "train"  # what must be installed
     measure: Callable[[Path, bool, Callable[[str], None]], None] | None = None  # what is not trained but timed
+    alone: bool = False  # whether it wants more of a cell than the main table does, and takes none of its cells
     like: str = ""  # the target that has the same datasets, where the paper has nothing of its own to show
 
     @property
@@ -76,7 +77,8 @@ class Target:
                     row = next(row for row in self.rows(dataset.kind) if row.name == name)
                     plain = settings_for(dataset.kind, row.model, seed, asked.given)
                     chosen = settings_for(dataset.kind, row.model, seed, asked.given, row.settings, row.usual)
-                    target, folder = ("main", row.model) if chosen.config == plain.config else (self.name, row.name)
+                    shared = chosen.config == plain.config and not self.alone
+                    target, folder = ("main", row.model) if shared else (self.name, row.name)
                     shown = plain if target == "main" else chosen
                     cells.append(Cell(target, dataset, folder, row.model, seed, shown, asked.given, asked.out))
         return cells
@@ -136,7 +138,7 @@ TARGETS: dict[str, Target] = {
         Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
         Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
         Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),
-        Target("curves", "Figure 1, left: Recall@10 in training, by step and by second", "curves", rows.curves, lambda t, a: curves.made(a.out), "figures"),
+        Target("curves", "Figure 1, left: Recall@10 in training, by step and by second", "curves", rows.curves, lambda t, a: curves.made(a.out), "figures", alone=True),
         Target("latency", "Figure 1, right: the time of 2,048 predictions while a history grows", "latency", _nothing, lambda t, a: latency.made(a.out), "figures", latency.measure),
         Target("sensitivity", "Figure 4: Recall@10 by weight decay and by dropout", "sensitivity", rows.sensitivity, lambda t, a: sensitivity.made(a.out), "figures"),
     )
