@@ -130,6 +130,12 @@ def test_advice() -> None:
     assert "training.max_length" not in advice("training.max_length=300")
     assert "GB of memory" in advice(peak=1e15) and "GB of memory" not in advice()
     assert "validations take" in advice("training.steps=2", "training.validate_every=1")
+    assert "validations take" not in advice("training.steps=1")
+    assert "GB of disk" not in advice()
+    short = planning.Plan(Log.made_up(10, 5, None, 2), config_for("fast", None, []), (1.0,), measured, 2)
+    assert "nothing to validate" in "\n".join(short.advice())
+    huge = planning.Plan(log, config_for("fast", None, []), (1.0,), replace(measured, peak=1e15, resumable=9e14), 2)
+    assert "model.width" in huge.advice()[0] and "GB of disk" in huge.advice()[1]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,8 @@ def test_advice() -> None:
         (["--users", "10", "--items", "5"], "how many events"),
         (["--users", "10", "--items", "5", "--events", "5"], "fewer than"),
         (["--users", "10", "--items", "5", "--events", "100", "--length", "50"], "10 per user, not 50"),
+        (["--users", "inf", "--items", "5", "--events", "5"], "not a whole number"),
+        (["--users", "nan", "--items", "5", "--events", "5"], "not a whole number"),
         (["nowhere"], "nowhere"),
         (["nowhere", "--items", "5"], "leave out --items"),
         (["--users", "1", "--items", "5", "--events", "5", "--set", "training.lss=full"], "did you mean"),
@@ -147,6 +155,11 @@ def test_advice() -> None:
 def test_wrong_words(run: Run, arguments: list[str], words: str) -> None:
     told = run("plan", *arguments)
     assert told.code == 2 and words in told.err and "Traceback" not in told.err
+
+
+def test_settings_that_only_a_trial_can_judge(folder: Path, run: Run) -> None:
+    told = run("plan", folder, "--set", "training.loss=sampled", "--set", "training.negatives=5000")
+    assert told.code == 2 and "more than the 400 items" in told.err and "Error" not in told.err
 
 
 def test_a_trial_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def positive(text: str) -> int:
         value = float(text.replace(",", "").replace("_", ""))
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-    if value < 1 or value != int(value):
+    if not 1 <= value < float("inf") or value != int(value):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
     return int(value)
 

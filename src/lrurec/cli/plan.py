@@ -90,7 +90,7 @@ def _told(made: "Plan") -> str:
     if made.counts:
         tell("counting", "once, over all events")
     else:
-        tell("a step", f"{seconds_text(measured.step)}, {measured.positions / measured.step:,.0f} items/s")
+        tell("a step", f"{seconds_text(measured.step)}, {number_text(measured.positions / measured.step)} items/s")
         tell("an epoch", f"{seconds_text(made.epoch)}, {made.steps_per_epoch:,} steps")
     among = f"{t.candidates:,} sampled items" if t.candidates else "all items"
     tell("a validation", f"{seconds_text(made.validation)}, every user's item among {among}")
@@ -107,7 +107,7 @@ def _told(made: "Plan") -> str:
     sizes = " and ".join(f"{probe['items']:,}" for probe in made.values()["probes"])
     lines = [
         f"{log.users:,} users, {log.items:,} items, {log.events:,} events; {made.config.name},"
-        f" loss {t.loss}, {t.precision}, {made.threads} threads",
+        f"{'' if made.counts else f' loss {t.loss}, {t.precision},'} {made.threads} threads",
         "",
         table(rows),
         "",
@@ -124,4 +124,10 @@ def seconds_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 4320 else f"{minutes / 1440:,.0f} days"
+
+
+def number_text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -46,13 +46,13 @@ class Log:
             raise SettingsError("how many events? pass --events N, or --length N for as many per user")
         if events is None:
             events = users * int(length or 0)
+        if events < users:
+            raise SettingsError(f"{events:,} events are fewer than {users:,} users")
         if length is not None and not 0.9 <= events / (users * length) <= 1.1:
             raise SettingsError(
                 f"{events:,} events of {users:,} users are {events / users:,.0f} per user, not {length:,};"
                 " leave out --events or --length"
             )
-        if events < users:
-            raise SettingsError(f"{events:,} events are fewer than {users:,} users")
         lengths = np.full(users, events // users, np.int64)
         lengths[: events % users] += 1
         return cls(items, lengths)

@@ -7,6 +7,7 @@ a row per item or user, and work on what does not depend on them.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,10 +124,22 @@ class Plan:
         t, found = self.config.training, []
         free, own = free_memory(), self.memory
         if free and own > 0.9 * free:
-            found.append(
-                f"training wants {own / 1e9:.1f} GB of memory, and this machine has {free / 1e9:.1f} GB:"
-                " lower training.batch or training.max_length, or model.width"
+            tables = self.all.resumable > 0.5 * own
+            what = (
+                "a smaller model.width, or fewer items (lrurec prepare --min-item 5)"
+                if tables
+                else "a smaller training.batch or training.max_length"
             )
+            found.append(
+                f"training wants {own / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free here: {what}"
+            )
+        room = shutil.disk_usage(Path.cwd()).free
+        if self.run_bytes > room:
+            found.append(
+                f"the run wants {self.run_bytes / 1e9:,.1f} GB of disk, and {room / 1e9:,.1f} GB are free here"
+            )
+        if not (self.log.lengths >= 3).any():
+            found.append("nobody has three events or more, so that there is nothing to validate or test on")
         if self.counts:
             return found
         if t.loss == "full" and self.log.items >= 50_000:
@@ -148,7 +161,11 @@ class Plan:
                 f"histories have {mean:,.0f} events on average, and the model is shown {t.max_length}:"
                 f" --set training.max_length={_round_up(mean)}{more} shows it more"
             )
-        if not t.candidates and self.validation * self.validations > 0.5 * self.steps * self.all.step:
+        if (
+            not t.candidates
+            and self.validations > 1
+            and self.validation * self.validations > 0.5 * self.steps * self.all.step
+        ):
             found.append(
                 f"validations take {self.validation * self.validations / self.whole:.0%} of the time: raise"
                 " training.validate_every, or rank among samples (--set training.candidates=10000)"
@@ -183,8 +200,9 @@ def _extended(scales: tuple[float, ...], found: list[Measured]) -> Measured:
     values: dict[str, float | None] = {}
     for field in fields(Measured):
         a, b = (getattr(m, field.name) for m in found)
-        values[field.name] = b if a is None or b is None else line(scales, (a, b), 1.0)
-    values["positions"] = last.positions
+        values[field.name] = None if a is None or b is None else line(scales, (a, b), 1.0)
+    for name in ("positions", "observe", "exact", "scanned", "approximate", "index"):  # these are of the whole already
+        values[name] = getattr(last, name)
     return Measured(**values)  # type: ignore[arg-type]
 
 
@@ -193,7 +211,13 @@ def probe(log: Log, config: RunConfig, scale: float, threads: int) -> Measured:
     t = config.training
     items, users = _scaled(log.items, scale), _scaled(log.users, scale)
     train = log.sample((WARM + TIMED) * t.batch, t.max_length, items)
-    question = {"items": items, "users": max(users, len(train)), "threads": threads, "config": config.values()}
+    question = {
+        "items": items,
+        "users": max(users, len(train)),
+        "served": log.items,
+        "threads": threads,
+        "config": config.values(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         (where / "question.json").write_text(json.dumps(question))
@@ -213,7 +237,7 @@ def probe(log: Log, config: RunConfig, scale: float, threads: int) -> Measured:
         )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise PlanFailed(f"a trial with {items:,} items failed: {said[-1]}")
+        raise PlanFailed(f"a trial with {items:,} items did not end: {said[-1]}")
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from lrurec.data.split import Sequences, Targets
+from lrurec.errors import LrurecError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.ranking import rank
 from lrurec.export import shape_of, weights_of
-from lrurec.models.base import TrainedModel
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.engine import Engine
+from lrurec.serving.engine import Engine, Floats
 from lrurec.serving.indexing import LARGE, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
 from lrurec.serving.scanned import Scanned
@@ -34,7 +34,7 @@ from lrurec.training.memory import keep_memory
 
 WARM, TIMED = 2, 5  # steps before the clock and under it
 _RANKED, _ASKED, _K = 512, 40, 20  # users that are ranked; requests, and how many items they want
-_INDEXED = 200_000  # items in an approximate index, at most: building it takes longer than asking
+_SERVED = 200_000  # items that are asked for recommendations, at most: building an index takes longer than asking
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Measured:
     index: float  # bytes of the index
 
 
-def measure(config: RunConfig, items: int, users: int, train: Sequences) -> Measured:
-    """Train a little on a sample, rank some users, ask for some recommendations."""
+def measure(config: RunConfig, items: int, users: int, train: Sequences, served: int) -> Measured:
+    """Train a little on a sample, rank some users, ask for recommendations from `served` items."""
     learner = Learner(items, users, train, config)
     seconds, positions = [], []
     for number in range(min(WARM + TIMED, learner.steps)):
@@ -85,47 +85,50 @@ def measure(config: RunConfig, items: int, users: int, train: Sequences) -> Meas
         float(weights),
         float(weights + more),
     )
-    return Measured(*found, *_served(learner.model))
+    return Measured(*found, *_served(learner.model, served))
 
 
-def _served(model: Any) -> tuple[float | None, float | None, float | None, float | None, float]:
-    if not isinstance(model, TrainedModel) or not isinstance(model, LRURec) or model.config.mixer != "lru":
+def _served(model: Any, items: int) -> tuple[float | None, float | None, float | None, float | None, float]:
+    """Of a catalogue of so many items, whatever the model was built for."""
+    if not isinstance(model, LRURec) or model.config.mixer != "lru":
         return None, None, None, None, 0.0
-    model = model.cpu()
-    table, bias = (x.detach().numpy() for x in model.item_table())
-    engine = Engine(shape_of(model), weights_of(model), table)
-    rng = np.random.default_rng(0)
+    model, rng = model.cpu(), np.random.default_rng(0)
+    engine = Engine(shape_of(model), weights_of(model), model.item_table()[0].detach().numpy())
     state, hidden = engine.initial(1), np.zeros((1, model.config.width), np.float32)
 
     def observe() -> None:
         nonlocal hidden
-        hidden = engine.step(state, rng.integers(0, len(table), 1))
+        hidden = engine.step(state, rng.integers(0, model.sizes.items, 1))
 
     seconds = _seconds(observe)
+    sizes = [max(1, min(items, most)) for most in (_SERVED // 2, _SERVED)]
+    ways: list[tuple[float, float, float, float]] = []
+    for rows in sizes:
+        table = rng.standard_normal((rows, model.config.width), np.float32)
+        bias = rng.standard_normal(rows, np.float32)
+        ways.append(_asked(table, bias, items >= LARGE))
+    exact, scanned, approximate, size = (line(sizes, values, items) for values in zip(*ways, strict=True))
+    if items < LARGE:
+        return seconds, exact, None, None, 0.0
+    return seconds, exact, scanned, approximate if _has_faiss() else None, size
+
+
+def _asked(table: Floats, bias: Floats, large: bool) -> tuple[float, float, float, float]:
+    """Seconds per request: exact, scanned, approximate; and the bytes of the approximate index."""
+    queries = np.random.default_rng(1).standard_normal((64, table.shape[1]), np.float32)
 
     def asked(retriever: Retriever) -> float:
-        return _seconds(lambda: retriever.search(hidden, _K))
+        return _seconds(lambda: retriever.search(queries[:1], _K))
 
-    exact = asked(Exact(table, bias))
-    if len(table) < LARGE:
-        return seconds, exact, None, None, 0.0
+    exact, scanned, approximate, size = asked(Exact(table, bias)), 0.0, 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        scanned = asked(Scanned.build(Path(folder), table, bias))
-    if not _has_faiss():
-        return seconds, exact, scanned, None, 0.0
-    queries = []
-    for _ in range(64):
-        observe()
-        queries.append(hidden[0].copy())
-    rows = [min(len(table), most) for most in (_INDEXED // 2, _INDEXED)]
-    found = []
-    for count in rows:
-        with tempfile.TemporaryDirectory() as folder:
-            made = build_index(Path(folder), table[:count], bias[:count], np.stack(queries))
-            index = Approximate.open(Path(folder), made["candidates"], table[:count], bias[:count])
-            found.append((asked(index), float((Path(folder) / INDEX).stat().st_size)))
-    approximate, size = (line(rows, values, len(table)) for values in zip(*found, strict=True))
-    return seconds, exact, scanned, approximate, size
+        if large:
+            scanned = asked(Scanned.build(Path(folder), table, bias))
+        if large and _has_faiss():
+            made = build_index(Path(folder), table, bias, queries)
+            approximate = asked(Approximate.open(Path(folder), made["candidates"], table, bias))
+            size = float((Path(folder) / INDEX).stat().st_size)
+    return exact, scanned, approximate, size
 
 
 def line(at: Sequence[float], values: Sequence[float], there: float) -> float:
@@ -153,7 +156,12 @@ def main(folder: Path) -> None:
     arrays = [np.load(folder / f"{name}.npy") for name in ("items", "users", "starts", "stops")]
     torch.set_num_threads(question["threads"])
     config = from_values(question["config"])
-    found = measure(config, question["items"], question["users"], Sequences(*arrays))
+    try:
+        found = measure(config, question["items"], question["users"], Sequences(*arrays), question["served"])
+    except LrurecError as error:
+        raise SystemExit(f"{error}") from None
+    except MemoryError:
+        raise SystemExit("out of memory; lower training.batch, training.max_length or training.negatives") from None
     print(json.dumps(found.__dict__))
 
 
