@@ -157,6 +157,16 @@ def test_mistakes(cycle: Path, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     (out / "best.safetensors").write_bytes(weights)
     lrurec.load_events(pl.DataFrame({"user": [1, 1, 1], "item": [1, 2, 3]}), out=cycle)
     assert "is not the dataset that" in one_line(run, "evaluate", out)
+    cycle.rename(cycle.with_name("elsewhere"))
+    assert "if it has moved, pass --dataset DIR" in one_line(run, "evaluate", out)
+    cycle.with_name("elsewhere").rename(cycle)
     assert "does not exist" in one_line(run, "evaluate", tmp_path / "nowhere")
     monkeypatch.setattr(parts, "find_spec", lambda name: None)
     assert "pip install 'lrurec[train]'" in one_line(run, "train", cycle, "--out", out)
+
+
+def test_nobody_to_test_on(tmp_path: Path, run: Run) -> None:
+    lrurec.load_events(pl.DataFrame({"user": [1, 1, 2, 2], "item": [1, 2, 2, 1]}), out=tmp_path / "data")
+    done = run("train", tmp_path / "data", "--out", tmp_path / "run", *SETTINGS)
+    assert done.code == 0 and "nothing to validate or test on" in done.err
+    assert "nothing to evaluate on" in one_line(run, "evaluate", tmp_path / "run")

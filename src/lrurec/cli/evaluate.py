@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import progress_bar, table
 from lrurec.cli.parts import need
-from lrurec.errors import SettingsError
+from lrurec.errors import NothingLeftError, SettingsError
 
 if TYPE_CHECKING:
     from lrurec.data.dataset import Dataset
@@ -85,6 +85,10 @@ def examine(
 
     split = leave_last_out(dataset)
     targets = split.test if part == "test" else split.valid
+    if not len(targets):
+        raise NothingLeftError(
+            "nobody in the dataset has three events or more, so that there is nothing to evaluate on"
+        )
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, "ranking", len(targets))

@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     trainer = Trainer(dataset, lrurec.leave_last_out(dataset), made.config, folder)
     if options.resume and (folder / LAST).exists():
         trainer.resume()
+    if not len(trainer.split.valid):
+        _warn("nobody has three events or more: there is nothing to validate or test on, and metrics will be nan")
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
     try:
         with _stop_gently(trainer), _view() as watch:

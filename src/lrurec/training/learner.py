@@ -40,9 +40,14 @@ def settled(config: RunConfig) -> RunConfig:
     if t.carry_state and not (issubclass(model, RecurrentModel) and model.carries(config.model)):
         raise SettingsError(
             "training.carry_state needs a model that goes on from a state (lrurec with model.mixer=lru);"
-            f" leave it out for {config.name}"
+            f" leave it out for {config.name}{_mixer(config)}"
         )
     return replace(config, training=replace(t, precision=precision, updates=updates))
+
+
+def _mixer(config: RunConfig) -> str:
+    mixer = getattr(config.model, "mixer", "lru")
+    return "" if mixer == "lru" else f" with model.mixer={mixer}"
 
 
 def build(items: int, users: int, config: RunConfig) -> Model:
@@ -71,6 +76,11 @@ class Learner:
         self.negatives: Negatives | None = None
         log_q: Tensor | None = None
         if t.loss == "sampled":
+            if not t.shared_negatives and t.negatives > max(items, 1000):
+                raise SettingsError(
+                    f"training.negatives={t.negatives} for each position are more than the {items:,} items there are;"
+                    " lower it, or leave out training.loss=sampled"
+                )
             popular = t.negatives_from == "popularity"
             counts = train.counts(items) if popular else None
             self.negatives = Negatives(items, t.negatives, t.seed, counts)

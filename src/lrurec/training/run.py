@@ -91,6 +91,10 @@ class Run:
         where = path or self.manifest["dataset"]["path"]
         if where is None:
             raise SettingsError(f"{self.folder} does not know where its dataset is; pass --dataset DIR")
+        if path is None and not Path(where).exists():
+            raise FolderError(
+                f"{where}, the dataset of {self.folder}, does not exist; if it has moved, pass --dataset DIR"
+            )
         dataset = Dataset.open(where)
         if dataset.content_id != self.manifest["dataset"]["content_id"]:
             raise FolderError(
