@@ -124,7 +124,7 @@ class Plan:
         t, found = self.config.training, []
         free, own = free_memory(), self.memory
         if free and own > 0.9 * free:
-            tables = self.all.resumable > 0.5 * own
+            tables = self.all.resumable > 0.2 * own
             what = (
                 "a smaller model.width, or fewer items (lrurec prepare --min-item 5)"
                 if tables
