@@ -7,7 +7,7 @@ import pytest
 
 from conftest import Run
 from lrurec.errors import FolderError, MissingPartError
-from lrurec.serving import retrieval
+from lrurec.serving import indexing, retrieval
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.indexing import GOAL, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact
@@ -26,8 +26,12 @@ def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return table, rng.normal(size=6000).astype(np.float32), queries
 
 
-def test_it_finds_what_it_says(vectors: tuple[np.ndarray, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_it_finds_what_it_says(
+    vectors: tuple[np.ndarray, ...], tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, bias, queries = vectors
+    monkeypatch.setattr(indexing, "MILLIONS", len(table) + 2 - together)
     said: list[str] = []
     facts = build_index(tmp_path, table, bias, queries, said.append)
     assert facts["recall@20"] >= GOAL and facts["candidates"] < 1000 and len(said) > 1
@@ -38,6 +42,8 @@ def test_it_finds_what_it_says(vectors: tuple[np.ndarray, ...], tmp_path: Path) 
     for (items, scores), query in zip(found, queries, strict=True):
         assert np.allclose(scores, table[items] @ query + bias[items], atol=1e-4)
         assert (np.diff(scores) <= 0).all() and len(set(items.tolist())) == 20
+    codes = near.index.pq.M
+    assert codes == (17 if together == 1 else 9)
     many = Approximate(near.index, 2900, table, bias).search(queries, 20)
     assert all((a == b).all() for (a, _), (b, _) in zip(many, truth, strict=True))
 

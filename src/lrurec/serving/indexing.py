@@ -10,6 +10,7 @@ from lrurec.serving.engine import Floats
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, faiss, with_bias
 
 LARGE = 50_000  # items from which on `auto` looks approximately
+MILLIONS = 1_000_000  # items from which on two numbers share a code: half of the bytes, for more candidates
 FEWEST = 1000  # items below which there is nothing to approximate
 GOAL = 0.99  # of the best 20, how many are to be found
 _K = 20
@@ -25,10 +26,11 @@ def build_index(
     As many candidates are scored exactly as the goal needs.
     """
     library = faiss()
-    vectors = with_bias(table, bias)
-    width = vectors.shape[1]
-    watch(f"index     {len(table):,} items in {_BITS} bits per number")
-    index = library.IndexPQFastScan(width, width, _BITS, library.METRIC_INNER_PRODUCT)
+    together = 2 if len(table) >= MILLIONS else 1
+    codes = -(-(table.shape[1] + 1) // together)
+    vectors = with_bias(table, bias, codes * together)
+    watch(f"index     {len(table):,} items in {_BITS} bits per {'number' if together == 1 else 'two numbers'}")
+    index = library.IndexPQFastScan(codes * together, codes, _BITS, library.METRIC_INNER_PRODUCT)
     chosen = np.random.default_rng(0).permutation(len(vectors))[:_TRAINED]
     index.train(vectors[chosen])
     index.add(vectors)
@@ -39,6 +41,6 @@ def build_index(
         recall = float(np.mean([len(t & set(i.tolist())) / len(t) for t, (i, _) in zip(truth, found, strict=True)]))
         watch(f"index     the best of {candidates:,} candidates: {recall:.3f} of the exact top {_K}")
         if recall < GOAL:
-            candidates *= 2
+            candidates = candidates * 5 // 4
     library.write_index(index, str(folder / INDEX))
     return {"kind": Approximate.kind, "candidates": candidates, f"recall@{_K}": recall, "queries": len(queries)}

@@ -70,7 +70,7 @@ class Exact:
 
 
 class Approximate:
-    """Scans the catalogue in 4 bits per number (faiss, product quantisation), then scores the best candidates exactly.
+    """Scans the catalogue in 4 bits per number, or per two (faiss, product quantisation), then scores the best exactly.
 
     What is scanned is the vector of an item with its bias as one more number. `candidates`: how many are scored exactly.
     """
@@ -98,7 +98,7 @@ class Approximate:
         wanted = max(self.candidates, 4 * k) + max(len(g) for g in gone)
         if 2 * wanted >= len(table):  # no candidates, but nearly everything
             return self.exact.search(queries, k, exclude)
-        _, near = self.index.search(with_bias(queries, np.ones(len(queries), np.float32)), wanted)
+        _, near = self.index.search(with_bias(queries, np.ones(len(queries), np.float32), self.index.d), wanted)
         found = []
         for query, items, out in zip(queries, near, gone, strict=True):
             items = np.sort(items[items >= 0])
@@ -109,9 +109,12 @@ class Approximate:
         return found
 
 
-def with_bias(vectors: Floats, bias: Floats) -> Floats:
-    """Vectors with one more number, as the index has them."""
-    return np.concatenate([vectors, bias[:, None]], 1)
+def with_bias(vectors: Floats, bias: Floats, width: int) -> Floats:
+    """Vectors with one more number, and zeros up to a width, as the index has them."""
+    found = np.zeros((len(vectors), width), np.float32)
+    found[:, : vectors.shape[1]] = vectors
+    found[:, vectors.shape[1]] = bias
+    return found
 
 
 def faiss() -> Any:
