@@ -34,6 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pl.DataFrame(rows, schema=["user_id", "item_id"], orient="row").write_csv(log)
     out = log.parent / "data"
     subprocess.run([sys.executable, "-m", "lrurec.cli.main", "prepare", str(log), "--out", str(out)], check=True)
+    for name, more in (("full", []), ("sampled", ["training.loss=sampled"])):
+        trained(out, out.with_name(name), [*SMALL, *more])  # whoever compiles the loops first holds more memory
     return out
 
 
