@@ -52,15 +52,12 @@ class LRU(Mixer):
         return linear(h.flatten(-2), self.c_weight, self.c_bias, half)
 
     def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
-        return self.forward_from(x, offsets, None, half)[0]
+        h = scan(self.inputs(x, half), self.eigenvalues(), offsets, self.implementation)
+        return self.outputs(h, half)
 
-    def forward_from(
-        self, x: Tensor, offsets: Tensor, states: Tensor | None, half: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """As `forward`, each sequence beginning with a state [S, 2, C], or zeros; also the states that they end with."""
+    def forward_from(self, x: Tensor, offsets: Tensor, states: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+        """As `forward`, each sequence beginning with a state [S, 2, C]; also the states that they end with."""
         u, lam = self.inputs(x, half), self.eigenvalues()
-        if states is None:
-            states = self.initial_state(len(offsets) - 1)
         filled = (offsets.diff() > 0).to(x.device)
         firsts, lasts = (bounds.to(x.device)[filled] for bounds in (offsets[:-1], offsets[1:] - 1))
         u = u.index_add(0, firsts, times(lam, states[filled]))
