@@ -4,6 +4,7 @@
       CountingModel      learns by counting, once: popularity, a Markov chain
       TrainedModel       hidden vectors and a table of items; learns by gradients
         RecurrentModel   a state of fixed size per user, one step per event
+          CarryingModel  encodes sequences that go on from a state
 
 A batch is packed: the items of all sequences in one run, and offsets. Item numbers are those of the dataset plus one;
 0 is the start of a history. A model adds for itself what else it needs (positions, a mask).
@@ -219,11 +220,15 @@ class RecurrentModel(TrainedModel):
     def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One event per user: (state, input [B]) to (state, hidden [B, d])."""
 
+
+class CarryingModel(RecurrentModel):
+    """Also encodes sequences that go on from a state, which training.carry_state needs."""
+
     @classmethod
     def carries(cls, config: Any) -> bool:
-        """Whether, with these settings, it has `encode_from`, which training.carry_state needs."""
-        return False
+        """Whether it does so with these settings."""
+        return True
 
+    @abstractmethod
     def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
         """As `encode`, each sequence going on from a state [S, ...], to which no gradient goes; also the states behind."""
-        raise NotImplementedError

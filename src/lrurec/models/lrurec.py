@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
-from lrurec.models.base import Batch, Card, RecurrentModel, Sizes
+from lrurec.models.base import Batch, Card, CarryingModel, Sizes
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.entry import entry
 from lrurec.nn.feedforward import PFFN
@@ -174,7 +174,7 @@ def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int)
     return PFFN(config.width, config.dropout, generator, config.outer_gelu)
 
 
-class LRURec(RecurrentModel):
+class LRURec(CarryingModel):
     """The whole model over a catalogue of items."""
 
     tables: ClassVar = {"embedding": "input", "bias": "item"}

@@ -14,7 +14,7 @@ from lrurec.data.batches import Lanes, Sampler, Windows, pack_histories
 from lrurec.data.negatives import Negatives
 from lrurec.data.split import Sequences
 from lrurec.errors import LrurecError, SettingsError
-from lrurec.models.base import Batch, CountingModel, Model, RecurrentModel, Sizes, TrainedModel, TrainingBatch
+from lrurec.models.base import Batch, CarryingModel, CountingModel, Model, Sizes, TrainedModel, TrainingBatch
 from lrurec.models.registry import model_class
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import multiplies_half
@@ -37,7 +37,7 @@ def settled(config: RunConfig) -> RunConfig:
         updates = "rows" if t.loss == "sampled" and tables else "dense"
     if updates == "rows" and not tables:
         raise SettingsError(f"{config.name} has no tables whose rows could be updated; leave out training.updates=rows")
-    if t.carry_state and not (issubclass(model, RecurrentModel) and model.carries(config.model)):
+    if t.carry_state and not (issubclass(model, CarryingModel) and model.carries(config.model)):
         raise SettingsError(
             "training.carry_state needs a model that goes on from a state (lrurec with model.mixer=lru);"
             f" leave it out for {config.name}{_mixer(config)}"
@@ -71,7 +71,7 @@ class Learner:
         self.model = build(items, users, config)
         self.carried: Tensor | None = None  # the states behind the windows of the last step, where they are carried
         if t.carry_state:
-            assert isinstance(self.model, RecurrentModel)
+            assert isinstance(self.model, CarryingModel)
             self.carried = self.model.initial_state(t.batch)
         self.negatives: Negatives | None = None
         log_q: Tensor | None = None

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lrurec.models.base import RecurrentModel, TrainedModel, TrainingBatch
+from lrurec.models.base import CarryingModel, TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys
 from lrurec.nn.loss import cross_entropy
 from lrurec.nn.mixer import recurrences
@@ -190,7 +190,7 @@ class _Examples(nn.Module):
 
 def _examples(model: TrainedModel, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor, Tensor | None]:
     """Hidden vectors, their answers, and the states behind the windows, where they are carried."""
-    if batch.carried is None or not isinstance(model, RecurrentModel):
+    if batch.carried is None or not isinstance(model, CarryingModel):
         return *model.examples(batch, keys), None
     hidden, states = model.encode_from(batch, batch.begin(batch.carried), keys)
     return hidden, batch.targets, batch.end(states.detach())
