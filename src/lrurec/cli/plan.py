@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from lrurec.cli.arguments import Commands, positive
+from lrurec.cli.arguments import Commands, add_settings, positive
 from lrurec.cli.console import bytes_text, progress_bar, table
 from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
@@ -38,12 +38,7 @@ def add(commands: Commands) -> None:
     p.add_argument("--items", type=positive, metavar="N")
     p.add_argument("--events", type=positive, metavar="N")
     p.add_argument("--length", type=positive, metavar="N", help="events per user on average, instead of --events")
-    p.add_argument("--model", metavar="NAME", help="one of lrurec models (default: lrurec)")
-    p.add_argument("--recipe", metavar="NAME", help="paper or fast (default: fast)")
-    p.add_argument("--config", metavar="FILE", help="settings as TOML, over the recipe's")
-    p.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="one setting, over all else"
-    )
+    add_settings(p)
     p.add_argument("--json", action="store_true", help="print everything as JSON")
     p.set_defaults(run=run, parser=p)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from lrurec.cli.arguments import Commands
+from lrurec.cli.arguments import Commands, add_settings
 from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
 
@@ -50,12 +50,7 @@ def add(commands: Commands) -> None:
     )
     p.add_argument("dataset", metavar="DATASET", help="a folder made by lrurec prepare")
     p.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
-    p.add_argument("--model", metavar="NAME", help="one of lrurec models (default: lrurec)")
-    p.add_argument("--recipe", metavar="NAME", help="paper or fast (default: fast)")
-    p.add_argument("--config", metavar="FILE", help="settings as TOML, over the recipe's")
-    p.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="one setting, over all else"
-    )
+    add_settings(p)
     p.add_argument("--resume", action="store_true", help="go on with the run in RUN")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     p.set_defaults(run=run, parser=p)
