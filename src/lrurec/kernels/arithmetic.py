@@ -5,11 +5,14 @@ is still right: after a change here, remove `__pycache__` beside it.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
+import llvmlite.binding
 import numba
 import numpy as np
 from numba import extending, types
+from numba.core import config
 
 intrinsic: Any = extending.intrinsic
 f4, i4 = np.float32, np.int32
@@ -26,6 +29,15 @@ def compiled(function: _F) -> _F:
 def inlined(function: _F) -> _F:
     made: Any = numba.njit(inline="always", cache=True)(function)
     return made  # type: ignore[no-any-return]
+
+
+@cache
+def has_feature(name: str) -> bool:
+    """Whether the processor has some instructions, and numba compiles for this processor."""
+    chosen: Any = config  # filled from the environment
+    if chosen.CPU_NAME or chosen.CPU_FEATURES or not chosen.ENABLE_AVX:
+        return False
+    return bool(llvmlite.binding.get_host_cpu_features().get(name, False))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

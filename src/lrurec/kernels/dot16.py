@@ -5,28 +5,21 @@ along the axis that is summed over: the left one as it is, the right one with pa
 of the result, 4 rows of 64, stays in registers all along that axis.
 """
 
-from functools import cache
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
 
-from lrurec.kernels.arithmetic import compiled, i4, intrinsic
+from lrurec.kernels.arithmetic import compiled, has_feature, i4, intrinsic
 
 ROWS, VECTORS = 4, 4  # of a tile; a vector has 16 floats
 COLUMNS = 16 * VECTORS
 
 
-@cache
 def has_dot16() -> bool:
-    """Whether the processor has the instruction, and numba compiles for this processor."""
-    chosen: Any = config  # filled from the environment
-    if chosen.CPU_NAME or chosen.CPU_FEATURES or not chosen.ENABLE_AVX:
-        return False
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+    """Whether the processor has the instruction."""
+    return has_feature("avx512bf16")
 
 
 class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite knows no bfloat

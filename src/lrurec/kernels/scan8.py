@@ -4,17 +4,14 @@ Items come in blocks of 64, pairs of numbers of each beside those of the next: c
 multiplies 32 numbers and adds them in pairs by one instruction (AVX512-BW); elsewhere the same loops are plain.
 """
 
-from functools import cache
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
 
-from lrurec.kernels.arithmetic import f4, i4, intrinsic
+from lrurec.kernels.arithmetic import f4, has_feature, i4, intrinsic
 
 BLOCK, VECTORS = 64, 4  # items in a block; vectors of 16 that hold their sums
 
@@ -22,13 +19,9 @@ _int, _word = ir.IntType(64), ir.IntType(32)
 _words, _pairs, _bytes = ir.VectorType(_word, 16), ir.VectorType(ir.IntType(16), 32), ir.VectorType(ir.IntType(8), 32)
 
 
-@cache
 def has_pairs() -> bool:
-    """Whether the processor has the instruction, and numba compiles for this processor."""
-    chosen: Any = config  # filled from the environment
-    if chosen.CPU_NAME or chosen.CPU_FEATURES or not chosen.ENABLE_AVX:
-        return False
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bw", False))
+    """Whether the processor has the instruction."""
+    return has_feature("avx512bw")
 
 
 @intrinsic  # type: ignore[untyped-decorator]
