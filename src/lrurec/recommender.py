@@ -20,7 +20,7 @@ from lrurec.data.split import leave_last_out
 from lrurec.errors import FolderError, InputError, SettingsError
 from lrurec.ids import Id
 from lrurec.models.base import Batch, Model, TrainedModel
-from lrurec.training.config import config_for
+from lrurec.training.config import RunConfig, config_for
 from lrurec.training.run import Run
 from lrurec.training.trainer import Progress, Trainer
 
@@ -36,7 +36,7 @@ class Recommender:
         rec.recommend(histories=[["tea", "jam"]], k=5)
 
     `model` is a name of `lrurec models`; `settings` are those of `lrurec train --set`: training settings by their
-    name, model settings as `model_dropout`.
+    name, those of the model and the memory as `model_dropout` and `memory_use`.
     """
 
     def __init__(
@@ -45,14 +45,16 @@ class Recommender:
         if on_unknown not in ON_UNKNOWN:
             raise unknown("on_unknown", on_unknown, ON_UNKNOWN)
         self.on_unknown = on_unknown
-        assignments = [
-            f"{'model.' + k.removeprefix('model_') if k.startswith('model_') else 'training.' + k}={_text(v)}"
-            for k, v in settings.items()
-        ]
-        self.config = config_for(recipe, None, assignments, model)
+        assignments = [f"{_key(k)}={_text(v)}" for k, v in settings.items()]
+        self._chosen = (recipe, assignments, model)
+        self.config = self._config(0.0)  # a wrong setting is told at once
         self._folder: Path | None = None
         self._dataset: Dataset | None = None
         self._model: Model | None = None
+
+    def _config(self, per_user: float) -> RunConfig:
+        recipe, assignments, model = self._chosen
+        return config_for(recipe, None, assignments, model, per_user)
 
     def fit(
         self, events: Any, *, watch: Callable[[Progress], None] = lambda progress: None, **reading: Any
@@ -67,6 +69,7 @@ class Recommender:
         else:
             load_events(events, out=folder / "dataset", **reading)
         dataset = Dataset.open(folder / "dataset")
+        self.config = self._config(dataset.per_user)
         Run.create(folder / "run", dataset, self.config)
         Trainer(dataset, leave_last_out(dataset), self.config, folder / "run").train(watch)
         return self._ready(folder)
@@ -237,6 +240,12 @@ class Recommender:
             "rank": pl.Int64(),
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _key(name: str) -> str:
+    """model_dropout is model.dropout, memory_use is memory.use; all else is a setting of training."""
+    part, _, rest = name.partition("_")
+    return f"{part}.{rest}" if part in ("model", "memory") else f"training.{name}"
 
 
 def _text(value: Any) -> str:

@@ -52,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
 
     sizes = {name: getattr(options, name) for name in ("users", "items", "events", "length")}
     given = [f"--{name}" for name, value in sizes.items() if value is not None]
-    config = config_for(options.recipe or "fast", options.config, options.settings, options.model)
     if options.dataset is not None:
         if given:
             raise SettingsError(f"the dataset says how large it is; leave out {', '.join(given)}")
@@ -61,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError("pass a dataset folder, or --users, --items and --events of one that is not there yet")
     else:
         log = Log.made_up(**sizes)
+    per_user = log.events / max(log.users, 1)
+    config = config_for(options.recipe or "fast", options.config, options.settings, options.model, per_user)
     with progress_bar() as progress:
         made = plan(log, config, lambda done, total: progress("trials", done, total))
     print(json.dumps(made.values(), indent=1) if options.json else _told(made))

@@ -110,6 +110,11 @@ class Dataset:
     def n_events(self) -> int:
         return len(self.items)
 
+    @property
+    def per_user(self) -> float:
+        """How many events a user has on average."""
+        return self.n_events / max(self.n_users, 1)
+
     def __repr__(self) -> str:
         return f"Dataset({self.n_users:,} users, {self.n_items:,} items, {self.n_events:,} interactions)"
 

@@ -16,7 +16,7 @@ from lrurec.arrays import spans
 from lrurec.data.batches import pack_histories
 from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
-from lrurec.evaluation.tiles import rank_in_tiles
+from lrurec.evaluation.tiles import Added, rank_in_tiles
 from lrurec.kernels.softmax import at_least
 from lrurec.models.base import Batch, Model, TrainedModel
 from lrurec.nn.threads import at_once, shares
@@ -85,15 +85,29 @@ def _rank_in_tiles(
     nothing = np.zeros(0, np.int64)
     for start in range(0, len(targets), _TOGETHER):
         some = targets.part(start, start + _TOGETHER)
-        hidden = torch.cat(
-            [model.last(histories(some, *block, max_length, "cpu")) for block in _blocks(some, max_length, len(some))]
-        )
+        parts = [histories(some, *block, max_length, "cpu") for block in _blocks(some, max_length, len(some))]
+        vectors = [model.last(part) for part in parts]
+        hidden = torch.cat(vectors)
         barred = _seen(some, 0, len(some), max_length) if filter_seen else (nothing, nothing)
         span = slice(start, start + len(some))
         answers = some.answers().astype(np.int64)
-        ranks[span], best[span] = rank_in_tiles(hidden, table, bias, answers, barred, top)
+        added = _remembered(model, parts, vectors)
+        ranks[span], best[span] = rank_in_tiles(hidden, table, bias, answers, barred, top, added)
         progress(len(some))
     return Ranking(ranks, best)
+
+
+def _remembered(model: TrainedModel, parts: list[Batch], vectors: list[Tensor]) -> Added | None:
+    """What a memory adds to the scores of some users in a row."""
+    if model.memory is None:
+        return None
+    found, first = [], 0
+    for part, hidden in zip(parts, vectors, strict=True):
+        rows, items, more = (t.numpy() for t in model.remembered(part, hidden) or ())
+        found.append((rows + first, items, more))
+        first += len(hidden)
+    rows, items, more = (np.concatenate(c) for c in zip(*found, strict=True))
+    return rows, items, more
 
 
 def ranks_of(scores: Tensor, answers: Tensor) -> Tensor:
@@ -144,7 +158,21 @@ def _scorer(model: Model, batch: Batch) -> Callable[[int, Tensor], Tensor]:
         return lambda row, chosen: scores[row, chosen]
     table, bias = model.item_table()
     hidden = model.last(batch)
-    return lambda row, chosen: table.index_select(0, chosen) @ hidden[row] + bias[chosen]
+    remembered = model.remembered(batch, hidden)
+    if remembered is None:
+        return lambda row, chosen: table.index_select(0, chosen) @ hidden[row] + bias[chosen]
+    rows, items, more = remembered
+    ends = torch.searchsorted(rows, torch.arange(len(hidden) + 1, device=rows.device)).tolist()
+    extra = torch.zeros(len(table), device=hidden.device)
+
+    def score(row: int, chosen: Tensor) -> Tensor:
+        span = slice(ends[row], ends[row + 1])
+        extra[items[span]] = more[span]
+        scores = table.index_select(0, chosen) @ hidden[row] + bias[chosen] + extra[chosen]
+        extra[items[span]] = 0.0
+        return scores
+
+    return score
 
 
 def histories(targets: Targets, first: int, last: int, max_length: int, device: str) -> Batch:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lrurec.memory.memory import Memory
 from lrurec.nn.dropout import Keys
 from lrurec.nn.tiles import catalogue
 
@@ -176,6 +177,7 @@ class TrainedModel(Model):
 
     knows_users: ClassVar[bool] = False  # whether vectors differ by who somebody is, not by the history alone
     tables: ClassVar[dict[str, str]] = {}  # parameters with a row per "item", "input" (item + 1) or "user" (user + 1)
+    memory: Memory | None = None  # what came near what, where a run has that
 
     @abstractmethod
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
@@ -204,9 +206,24 @@ class TrainedModel(Model):
         """[S, d]: the vectors behind the newest items, from which the next ones are predicted."""
         return self.encode(batch)[batch.lasts]
 
+    def remembered(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What the memory adds to the scores behind `last`, if there is one: sequences, items, numbers."""
+        if self.memory is None:
+            return None
+        table, bias = (t.detach().cpu().numpy() for t in self.item_table())
+        items, offsets = batch.inputs.cpu().numpy() - 1, batch.offsets.numpy()
+        added = self.memory.added_to(items, offsets, hidden.detach().cpu().numpy(), table, bias)
+        rows, what, more = (torch.from_numpy(a).to(hidden.device) for a in added)
+        return rows, what, more
+
     def scores(self, batch: Batch) -> Tensor:
         table, bias = self.item_table()
-        return torch.addmm(bias, self.last(batch), table.T)
+        hidden = self.last(batch)
+        scores = torch.addmm(bias, hidden, table.T)
+        if (found := self.remembered(batch, hidden)) is not None:
+            rows, items, more = found
+            scores[rows, items] += more
+        return scores
 
 
 class RecurrentModel(TrainedModel):

@@ -23,7 +23,11 @@ _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", to
 def save_checkpoint(path: Path, model: nn.Module, more: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write atomically the weights, and `more` of the optimiser where a run is to go on from it."""
     tensors = {f"model.{name}": p.detach().contiguous() for name, p in model.named_parameters()}
-    tensors |= {name: tensor.contiguous() for name, tensor in more.items()}
+    save_tensors(path, tensors | {name: tensor.contiguous() for name, tensor in more.items()}, state)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a safetensors file whole or not at all, `state` as text in its header."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as file:

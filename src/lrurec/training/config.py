@@ -7,6 +7,8 @@ from typing import Any
 
 from lrurec.config import from_mapping, unknown
 from lrurec.errors import SettingsError
+from lrurec.memory.transitions import MemoryConfig
+from lrurec.models.base import TrainedModel
 from lrurec.models.lrurec import LRURecConfig
 from lrurec.models.registry import MODELS, model_class, name_of
 
@@ -76,6 +78,7 @@ class RunConfig:
 
     model: Any = field(default_factory=LRURecConfig)  # the config of one of lrurec.models.registry
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @property
     def name(self) -> str:
@@ -87,30 +90,63 @@ class RunConfig:
         return {
             "model": {"name": self.name, **dataclasses.asdict(self.model)},
             "training": dataclasses.asdict(self.training),
+            "memory": dataclasses.asdict(self.memory),
         }
 
 
+PARTS = ("model", "training", "memory")
+_ONE_CYCLE = {"schedule": "one-cycle", "validate_every": 500, "patience": 1000, "precision": "auto"}
+_SAMPLED = {"loss": "sampled", "negatives": 4096, "shared_negatives": True}
+_REMEMBERS = {"use": True}
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"model": {}, "training": {}},
-    "fast": {
-        "model": {},
-        "training": {
-            "schedule": "one-cycle",
-            "learning_rate": 4e-3,
-            "steps": 3500,
-            "validate_every": 500,
-            "patience": 1000,
-            "precision": "auto",
-        },
-    },
+    "fast": {"model": {}, "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500}},
+    "best": {},  # by the kind of the log: BEST
 }
+# Of `best`, by how many events a user has on average: from so many on, these settings.
+BEST: dict[float, dict[str, dict[str, Any]]] = {
+    0: {
+        "model": {"pffn": False, "dropout": 0.6},
+        "training": {**_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 12000, "validate_every": 2000},
+        "memory": _REMEMBERS,
+    },
+    30: {
+        "model": {"mixer": "rwkv"},
+        "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500, "max_length": 200},
+        "memory": _REMEMBERS,
+    },
+    500: {
+        "training": {
+            **_ONE_CYCLE, **_SAMPLED, "learning_rate": 4e-3, "steps": 10000, "max_length": 1000, "batch": 32,
+            "candidates": 10000, "validate_every": 2000,
+        },
+        "memory": _REMEMBERS,
+    },
+}  # fmt: skip
 
 
-def config_for(recipe: str, file: str | None, assignments: list[str], model: str | None = None) -> RunConfig:
-    """Defaults, recipe, file, command line: in that order. `model` stands for the assignment model.name=..."""
-    if recipe not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES)
-    values: dict[str, dict[str, Any]] = {part: dict(settings) for part, settings in RECIPES[recipe].items()}
+def _recipe(name: str, per_user: float, model: str) -> dict[str, dict[str, Any]]:
+    """The settings of a recipe; those that a model does not have are left out."""
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    chosen = RECIPES[name] if name != "best" else BEST[max(least for least in BEST if least <= per_user)]
+    values = {part: dict(settings) for part, settings in chosen.items()}
+    if name == "best":
+        own = {f.name for f in dataclasses.fields(model_class(model).Config)}
+        values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
+        if not issubclass(model_class(model), TrainedModel):
+            values = {}
+    return values
+
+
+def config_for(
+    recipe: str, file: str | None, assignments: list[str], model: str | None = None, per_user: float = 0.0
+) -> RunConfig:
+    """Defaults, recipe, file, command line: in that order. `model` stands for the assignment model.name=...
+
+    `per_user` is how many events a user of the log has on average, which the recipe `best` goes by.
+    """
+    values = _recipe(recipe, per_user, model or DEFAULT)
     if file is not None:
         _merge(values, _read(file))
     for assignment in [*([f"model.name={model}"] if model else []), *assignments]:
@@ -125,8 +161,8 @@ def config_for(recipe: str, file: str | None, assignments: list[str], model: str
 def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
     """A config from nested mappings; unknown keys and wrong types are errors."""
     for part in values:
-        if part not in ("model", "training"):
-            raise unknown("part", part, ["model", "training"])
+        if part not in PARTS:
+            raise unknown("part", part, PARTS)
     model, training = dict(values.get("model", {})), values.get("training", {})
     name = model.pop("name", DEFAULT)
     if not isinstance(name, str):
@@ -137,10 +173,10 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
         chosen: Any = from_mapping(config, _typed(config, model, "model"))
     except SettingsError as error:
         raise (error if name == DEFAULT else SettingsError(f"{error} (model {name})")) from None
-    return RunConfig(
-        chosen,
-        from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")),
-    )
+    memory = from_mapping(MemoryConfig, _typed(MemoryConfig, values.get("memory", {}), "memory"))
+    if memory.use and not issubclass(model_class(name), TrainedModel):
+        raise SettingsError(f"{name} only counts, and takes no memory beside it; leave out memory.use")
+    return RunConfig(chosen, from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")), memory)
 
 
 def _refuse_foreign(name: str, settings: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ config.toml         every setting
 metrics.jsonl       one line per validation
 best.safetensors    the weights with the best validation Recall@10
 last.safetensors    everything needed to go on
+memory.safetensors  what came near what, and how much to believe it beside the best weights (memory.use)
 result.json         test metrics of the best weights, once training is done
 tensorboard/        the same metrics and the training curves as event files, where TensorBoard is installed
 mlflow.json         which run at the MLflow server it is, if there is one
@@ -24,11 +25,12 @@ import lrurec
 from lrurec.data.dataset import Dataset
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest
-from lrurec.models.base import Model
+from lrurec.memory.memory import Memory
+from lrurec.models.base import Model, TrainedModel
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.learner import build, settled
-from lrurec.training.trainer import BEST, LAST
+from lrurec.training.trainer import BEST, LAST, MEMORY
 
 KIND, VERSION = "run", 1
 
@@ -104,12 +106,15 @@ class Run:
         return dataset
 
     def model(self, checkpoint: str = "best") -> Model:
-        """The model with the weights of a checkpoint."""
+        """The model with the weights of a checkpoint; the best ones have their memory beside them, where there is one."""
         path = self.folder / {"best": BEST, "last": LAST}[checkpoint]
         tensors, _ = load_checkpoint(path)
         counts = self.manifest["dataset"]["counts"]
         model = build(counts["items"], counts["users"], self.config)
         restore_model(model, tensors)
+        if checkpoint == "best" and isinstance(model, TrainedModel) and (self.folder / MEMORY).exists():
+            arrays, _ = load_checkpoint(self.folder / MEMORY)
+            model.memory = Memory.of({name: tensor.numpy() for name, tensor in arrays.items()}, counts["items"])
         return model
 
 

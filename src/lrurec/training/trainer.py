@@ -12,20 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lrurec.data.dataset import Dataset
 from lrurec.data.split import Split, Targets
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
-from lrurec.models.base import Model
-from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
+from lrurec.models.base import Model, TrainedModel
+from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import Learner
 from lrurec.training.loggers import Loggers
 from lrurec.training.memory import give_back
+from lrurec.training.remembering import hold_back, remember
 from lrurec.training.schedule import learning_rate
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
+MEMORY = "memory.safetensors"
 LOG_EVERY = 50  # steps between two points of the training curves
 GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
 
@@ -46,7 +50,10 @@ class Trainer:
     """Trains into a run folder; `resume` continues from its last checkpoint."""
 
     def __init__(self, dataset: Dataset, split: Split, config: RunConfig, folder: Path) -> None:
-        self.learner = Learner(dataset.n_items, dataset.n_users, split.train, config)
+        train = split.train
+        if config.memory.use:  # learns from the rest how much to believe the memory
+            train, _ = hold_back(train, config.memory.held_back, config.training.seed)
+        self.learner = Learner(dataset.n_items, dataset.n_users, train, config)
         self.split, self.config, self.folder = split, self.learner.config, folder
         self.model, self.steps = self.learner.model, self.learner.steps
         self.step = 0
@@ -57,6 +64,9 @@ class Trainer:
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
         self.loggers = Loggers()  # set from outside: who else hears of the metrics
+        self.said: Callable[[str], None] = lambda line: (
+            None
+        )  # set from outside: who hears what goes on behind the steps
         self.validated: Callable[[int, dict[str, float]], None] = lambda step, found: None  # set from outside; may stop
 
     def resume(self) -> None:
@@ -117,6 +127,18 @@ class Trainer:
             if self.interrupted:
                 self.save()
                 return
+        if self.config.memory.use and not (self.folder / MEMORY).exists():
+            self._remember()
+
+    def _remember(self) -> None:
+        """Count what came near what, and learn how much to believe it beside the best weights."""
+        t, started = self.config.training, time.perf_counter()
+        tensors, _ = load_checkpoint(self.folder / BEST)
+        restore_model(self.model, tensors)
+        assert isinstance(self.model, TrainedModel)
+        memory = remember(self.model, self.split.train, self.config.memory, t.seen, t.seed, t.device, self.said)
+        save_tensors(self.folder / MEMORY, {k: torch.from_numpy(v) for k, v in memory.arrays().items()}, {})
+        self.seconds += time.perf_counter() - started
 
     def _validate(self, loss: float) -> None:
         started = time.perf_counter()
@@ -148,7 +170,7 @@ class Trainer:
 
     def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
-        return {
+        found = {
             "steps": self.step,
             "best_step": self.best_step,
             "seconds": round(self.seconds, 1),
@@ -156,3 +178,9 @@ class Trainer:
             "test": self._metrics(best, self.split.test),
             **best.facts(),
         }
+        if isinstance(best, TrainedModel) and (memory := best.memory) is not None:
+            best.memory = None
+            found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test)}
+            best.memory = memory
+            found["valid"] = self._metrics(best, self.split.valid)
+        return found

@@ -1,0 +1,1 @@
+"""What came near what: a sparse memory of transitions beside a trained model, and how much to believe it."""

@@ -1,0 +1,88 @@
+"""A memory beside a model: what recent items bring to mind is scored anew. Knows vectors and item numbers, not users.
+
+    score'(b) = score(b) + g(log evidence of b, log count of b, score(b))        for items that are brought to mind
+    score'(b) = score(b)                                                        for all others
+
+g is a small network, learned from events that neither the model nor the counts had seen (lrurec.training.remembering). It
+needs no sum over the catalogue: the best items are those brought to mind and the model's best among the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec.errors import FolderError
+from lrurec.kernels.recall import FEATURES, weigh
+from lrurec.memory.transitions import Floats, Indices, Transitions
+
+INPUTS = FEATURES + 2  # of g: the evidence, the count of the item, its score
+_WIDE = ("counts", "starts", "items", "values")
+_SMALL = ("w1", "b1", "w2")
+ARRAYS = (*_WIDE, *_SMALL, "window", "decay")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """g(x) = w2 . max(w1 x + b1, 0)."""
+
+    w1: Floats  # [H, INPUTS]
+    b1: Floats  # [H]
+    w2: Floats  # [H]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Transitions, and what to make of them."""
+
+    transitions: Transitions
+    weights: Weights
+
+    def added(
+        self, history: NDArray[np.integer], hidden: Floats, table: Floats, bias: Floats
+    ) -> tuple[NDArray[np.int32], Floats, Floats]:
+        """Items that a history brings to mind, their scores by the model, and what the memory adds to them."""
+        items, found = self.transitions.recall(history)
+        scores, more = np.empty(len(items), np.float32), np.empty(len(items), np.float32)
+        w, popular = self.weights, self.transitions.popular
+        weigh(hidden, table, bias, items, found, popular, w.w1, w.b1, w.w2, scores, more)
+        return items, scores, more
+
+    def added_to(
+        self, items: NDArray[np.integer], offsets: Indices, hidden: Floats, table: Floats, bias: Floats
+    ) -> tuple[Indices, Indices, Floats]:
+        """The same for packed histories, one row of `hidden` each: rows, items, what is added."""
+        found = [
+            self.added(items[a:b], hidden[k], table, bias)
+            for k, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+        ]
+        rows = np.repeat(np.arange(len(found)), [len(i) for i, _, _ in found])
+        what = np.concatenate([*(i for i, _, _ in found), np.zeros(0, np.int32)]).astype(np.int64)
+        return rows, what, np.concatenate([*(more for _, _, more in found), np.zeros(0, np.float32)])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it, by name."""
+        t = self.transitions
+        return {
+            **{name: getattr(t, name) for name in _WIDE},
+            **{name: getattr(self.weights, name) for name in _SMALL},
+            "window": np.array([t.window], np.int64),
+            "decay": np.array([t.decay], np.float64),
+        }
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], n_items: int) -> "Memory":
+        """From what `arrays` gave; FolderError where it does not fit."""
+        if missing := [name for name in ARRAYS if name not in arrays]:
+            raise FolderError(f"the memory lacks {', '.join(missing)}; train again")
+        a = arrays
+        sizes = (
+            len(a["counts"]) == n_items and a["starts"].shape == (n_items + 1,) and a["starts"][-1] == len(a["items"])
+        )
+        if not sizes or a["values"].shape != (len(a["items"]), 3) or a["w1"].shape != (len(a["b1"]), INPUTS):
+            raise FolderError("the memory does not fit the model; train again")
+        rows = {name: a[name] for name in _WIDE}
+        transitions = Transitions(window=int(a["window"][0]), decay=float(a["decay"][0]), **rows)
+        return cls(transitions, Weights(*(np.ascontiguousarray(a[name], np.float32) for name in _SMALL)))

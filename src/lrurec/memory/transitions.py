@@ -1,0 +1,128 @@
+"""What came near what in a log: for each item a row of the items that followed it, preceded it or were around. Knows no users.
+
+    after[a, b]   sum over every b that came g = 1..window items after an a of decay^(g-1), over count(a)^0.3
+    before[a, b]  the same for every b that came before an a, over count(b)^0.3
+    around[a, b]  how often b was among the `window` items on either side of an a, over count(a)^0.5
+
+A row keeps its heaviest pairs. The last `window` items of a history look their rows up: O(1), however long it is.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrurec.errors import SettingsError
+from lrurec.kernels import recall
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
+_TOGETHER = 1 << 25  # pairs that are summed up at once
+_MOST_WINDOW = 100
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Whether a run has a transition memory, and how much of one."""
+
+    use: bool = False
+    window: int = 10  # items that look back, and that are looked back to
+    decay: float = 0.6
+    row: int = 128  # pairs kept of an item, at most
+    pairs: int = 32_000_000  # and of all items together; 16 bytes each
+    held_back: float = 0.03  # share of the training events that the weights of the evidence are learned from
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= _MOST_WINDOW:
+            raise SettingsError(f"memory.window must lie between 1 and {_MOST_WINDOW}, not {self.window}")
+        if not 0 < self.decay <= 1:
+            raise SettingsError(f"memory.decay must lie above 0 and not above 1, not {self.decay}")
+        if min(self.row, self.pairs) < 1:
+            raise SettingsError("memory.row and memory.pairs must be 1 or more")
+        if not 0 < self.held_back <= 0.5:
+            raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Rows of a sparse matrix; row a is items[starts[a]:starts[a + 1]], in order."""
+
+    counts: NDArray[np.int64]  # [V], how often an item occurred
+    starts: Indices  # [V + 1]
+    items: NDArray[np.int32]  # [P]
+    values: Floats  # [P, 3]: after, before, around
+    window: int
+    decay: float
+
+    @cached_property
+    def popular(self) -> Floats:
+        """[V]: the logarithm of how often an item occurred, of which there is no less than once."""
+        found: Floats = np.log(np.maximum(self.counts, 1)).astype(np.float32)
+        return found
+
+    @cached_property
+    def _shares(self) -> Floats:
+        found: Floats = (np.maximum(self.counts, 1) ** -0.5).astype(np.float32)
+        return found
+
+    @cached_property
+    def _scratch(self) -> threading.local:
+        return threading.local()
+
+    @classmethod
+    def count(
+        cls,
+        items: NDArray[np.int32],
+        starts: Indices,
+        stops: Indices,
+        n_items: int,
+        config: MemoryConfig,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> "Transitions":
+        """Of the sequences items[starts[k]:stops[k]]; some items at a time, so that memory stays bounded."""
+        counts, partners = np.zeros(n_items, np.int64), np.zeros(n_items, np.int64)
+        recall.count_partners(items, starts, stops, config.window, counts, partners)
+        most = max(1, min(config.row, config.pairs // max(n_items, 1)))
+        sums, touched = np.zeros((n_items, 3), np.float32), np.empty(n_items, np.int32)
+        rows: list[NDArray[np.int32]] = []
+        values: list[Floats] = []
+        sizes = np.zeros(n_items, np.int64)
+        low = 0
+        while low < n_items:
+            many = np.cumsum(partners[low:])
+            high = low + max(1, int(np.searchsorted(many, _TOGETHER, side="right")))
+            ends = np.concatenate([[0], many[: high - low]])
+            begins, stop = ends[:-1].copy(), ends[:-1].copy()
+            who, gaps = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int8)
+            recall.collect(items, starts, stops, config.window, low, high, stop, who, gaps)
+            room = int(np.minimum(stop - begins, most).sum())
+            out, weights = np.empty(room, np.int32), np.empty((room, 3), np.float32)
+            sizes[low:high] = recall.sum_up(begins, stop, who, gaps, config.decay, most, sums, touched, out, weights)
+            kept = int(sizes[low:high].sum())
+            rows.append(out[:kept])
+            values.append(weights[:kept])
+            low = high
+            progress(low, n_items)
+        found = np.concatenate([*rows, np.zeros(0, np.int32)])
+        weighed = np.concatenate([*values, np.zeros((0, 3), np.float32)])
+        often = np.maximum(counts, 1)
+        source = np.repeat(often, sizes)
+        weighed[:, 0] *= source**-0.3
+        weighed[:, 1] *= often[found] ** -0.3
+        weighed[:, 2] *= source**-0.5
+        return cls(counts, np.concatenate([[0], np.cumsum(sizes)]), found, weighed, config.window, config.decay)
+
+    def recall(self, history: NDArray[np.integer]) -> tuple[NDArray[np.int32], Floats]:
+        """What a history brings to mind: items, in the order of recall, and their features [m, 4]."""
+        last = history[-self.window :]
+        room = int((self.starts[last + 1] - self.starts[last])[last >= 0].sum())
+        own = self._scratch
+        if getattr(own, "sums", None) is None:  # one per thread
+            own.sums = np.zeros((len(self.counts), recall.FEATURES), np.float32)
+        out, found = np.empty(room, np.int32), np.empty((room, recall.FEATURES), np.float32)
+        decay, rows = np.float32(self.decay), (self.starts, self.items, self.values)
+        n = recall.recall(last, decay, *rows, self._shares, own.sums, out, found)
+        return out[:n], found[:n]

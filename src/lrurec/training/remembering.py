@@ -1,0 +1,171 @@
+"""How much to believe a memory: learned from the ends of some training histories. Knows a model, counts and targets.
+
+The ends are held back: neither the model nor the counts that g is learned with have seen them, so both say of them what
+they will say of new events. No item of validation or test takes part. Afterwards all of the training data is counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lrurec.arrays import spans
+from lrurec.data.split import Sequences, Targets
+from lrurec.evaluation.ranking import histories, rank
+from lrurec.memory.memory import INPUTS, Memory, Weights
+from lrurec.memory.transitions import MemoryConfig, Transitions
+from lrurec.models.base import TrainedModel
+
+_MOST = 20_000  # events that are held back
+_TAIL = 10  # one in so many of a history's events
+_BEST, _RECALLED, _RANDOM = 64, 64, 32  # rivals of an answer: the model's best, the memory's best, any the memory has
+_HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 16, 500, 1024, 1e-2, 1e-2
+_EVENTS = 1024  # targets looked at together
+
+
+def hold_back(train: Sequences, share: float, seed: int) -> tuple[Sequences, Targets]:
+    """Training sequences without the ends of some of them, and those ends as targets."""
+    lengths = train.stops - train.starts
+    order = np.random.default_rng([seed, 0x6D656D]).permutation(np.flatnonzero(lengths >= 3))
+    tails = np.maximum(lengths[order] // _TAIL, 1)
+    wanted = min(_MOST, int(share * lengths.sum()))
+    many = int(np.searchsorted(np.cumsum(tails), wanted, side="right"))
+    chosen, tails = order[:many], tails[:many]
+    stops = train.stops.copy()
+    stops[chosen] -= tails
+    whose = np.repeat(chosen, tails)
+    kept = Sequences(train.items, train.users, train.starts, stops)
+    return kept, Targets(train.items, train.users[whose], train.starts[whose], spans(stops[chosen], tails))
+
+
+def remember(
+    model: TrainedModel,
+    train: Sequences,
+    config: MemoryConfig,
+    max_length: int,
+    seed: int,
+    device: str = "cpu",
+    watch: Callable[[str], None] = lambda line: None,
+) -> Memory:
+    """The memory of a model that was trained on what `hold_back` leaves of `train`."""
+    kept, held = hold_back(train, config.held_back, seed)
+    items = model.sizes.items
+    watch("counting what came near what")
+    counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config)
+    watch(f"learning how much to believe it, from {len(held):,} events held back")
+    examples = _examples(model, counted, held, max_length, seed, device)
+    weights = _learned(examples, seed)
+    watch("counting once more, with those")
+    return Memory(Transitions.count(train.items, train.starts, train.stops, items, config), weights)
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Answers among rivals, each row one: inputs of g [n, k, INPUTS], scores [n, k], which are brought to mind, the answer."""
+
+    inputs: Tensor
+    scores: Tensor  # minus infinity where there is no rival
+    recalled: Tensor
+    answers: Tensor
+
+
+@torch.no_grad()
+def _examples(
+    model: TrainedModel, counted: Transitions, held: Targets, max_length: int, seed: int, device: str
+) -> _Examples:
+    width = _BEST + _RECALLED + _RANDOM
+    rng = np.random.default_rng([seed, 0x657861])
+    table, bias = (t.detach().cpu().numpy() for t in model.item_table())
+    inputs: list[NDArray[np.float32]] = []
+    scores: list[NDArray[np.float32]] = []
+    recalled: list[NDArray[np.bool_]] = []
+    answers: list[int] = []
+    for first in range(0, len(held), _EVENTS):
+        some = held.part(first, first + _EVENTS)
+        best = rank(model, some, max_length, top=_BEST, device=device).recommended
+        hidden = model.last(histories(some, 0, len(some), max_length, device)).cpu().numpy()
+        for k in range(len(some)):
+            history, answer = some.history(k)[-max_length:], some.answer(k)
+            brought, found = counted.recall(history)
+            new = ~np.isin(brought, history)
+            brought, found = brought[new], found[new]
+            chosen = _rivals(brought, found, best[k], rng)
+            at = np.flatnonzero(chosen == answer)
+            if not len(at):
+                continue
+            x, s = np.zeros((width, INPUTS), np.float32), np.full(width, -np.inf, np.float32)
+            order = np.argsort(brought)
+            place = np.searchsorted(brought[order], chosen) if len(brought) else np.zeros(len(chosen), np.int64)
+            place = order[np.minimum(place, len(brought) - 1)] if len(brought) else place
+            is_recalled = np.zeros(width, np.bool_)
+            if len(brought):
+                is_recalled[: len(chosen)] = brought[place] == chosen
+                x[: len(chosen), :4] = np.where(is_recalled[: len(chosen), None], found[place], 0)
+            s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
+            x[:, :4] = np.log(x[:, :4] + 1e-3)
+            x[: len(chosen), 4], x[: len(chosen), 5] = counted.popular[chosen], s[: len(chosen)]
+            inputs.append(x)
+            scores.append(s)
+            recalled.append(is_recalled)
+            answers.append(int(at[0]))
+    if not answers:
+        nothing = torch.zeros(0, width)
+        return _Examples(torch.zeros(0, width, INPUTS), nothing, nothing.bool(), torch.zeros(0, dtype=torch.int64))
+    return _Examples(
+        torch.from_numpy(np.stack(inputs)),
+        torch.from_numpy(np.stack(scores)),
+        torch.from_numpy(np.stack(recalled)),
+        torch.tensor(answers),
+    )
+
+
+def _rivals(
+    brought: NDArray[np.int32], found: NDArray[np.float32], best: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Items that could be shown: the model's best, the memory's best, and some that it hardly remembers."""
+    order = np.argsort(-(found[:, 0] + 0.3 * found[:, 1]), kind="stable")
+    rest = order[_RECALLED:]
+    some = rng.permutation(rest)[:_RANDOM]
+    return np.unique(np.concatenate([best, brought[order[:_RECALLED]], brought[some]]).astype(np.int64))
+
+
+def _learned(examples: _Examples, seed: int) -> Weights:
+    """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from."""
+    count = len(examples.answers)
+    if not count:
+        return Weights(*(np.zeros(shape, np.float32) for shape in ((1, INPUTS), (1,), (1,))))
+    generator = torch.Generator().manual_seed(seed)
+    real = examples.scores > -torch.inf
+    scores = examples.scores.masked_fill(~real, 0.0)
+    rows = examples.inputs[real]
+    mean, spread = rows.mean(0), rows.std(0).clamp(min=1e-3)
+    x = (examples.inputs - mean) / spread
+    w1 = nn.Parameter(torch.randn(_HIDDEN, INPUTS, generator=generator) * INPUTS**-0.5)
+    b1 = nn.Parameter(torch.zeros(_HIDDEN))
+    w2 = nn.Parameter(torch.randn(_HIDDEN, generator=generator) * 0.1)
+    b2 = nn.Parameter(torch.zeros(()))
+    heat = nn.Parameter(torch.zeros(()))  # the model may be too sure, or not sure enough: no matter for the order
+    parameters = [w1, b1, w2, b2, heat]
+    optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=_STEPS)
+    for _ in range(_STEPS):
+        chosen = torch.randint(0, count, (min(count, _BATCH),), generator=generator)
+        more = F.linear(F.relu(F.linear(x[chosen], w1, b1)), w2[None])[..., 0] + b2
+        total = (scores[chosen] + more * examples.recalled[chosen]) * heat.exp()
+        loss = F.cross_entropy(total.masked_fill(~real[chosen], -torch.inf), examples.answers[chosen])
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        rates.step()
+    with torch.no_grad():  # on inputs as they are; the last number of all is one more unit, which is always 1
+        scaled = w1 / spread
+        shifted = b1 - scaled @ mean
+        return Weights(
+            torch.cat([scaled, torch.zeros(1, INPUTS)]).numpy(),
+            torch.cat([shifted, torch.ones(1)]).numpy(),
+            torch.cat([w2, b2[None]]).numpy(),
+        )
