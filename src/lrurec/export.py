@@ -18,7 +18,7 @@ from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.artifact import KIND, VERSION, WEIGHTS
+from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, save_memory
 from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
 from lrurec.serving.retrieval import Approximate, Exact
@@ -71,6 +71,9 @@ def export(
         dataset.item_ids.save(work, "item_ids")
         if dataset.item_names is not None:
             dataset.item_names.save(work, "item_names")
+        manifest["memory"] = model.memory is not None
+        if model.memory is not None:
+            save_memory(work, model.memory)
         manifest["index"] = {"kind": index}
         if index == Scanned.kind:
             Scanned.build(work, table, bias)

@@ -1,6 +1,6 @@
 """Which items came before and after which: pairs counted, rows looked up, evidence weighed. Knows item numbers.
 
-Fast math is off: what a history recalls does not depend on who asks, nor on how many ask at once.
+One history at a time, so that what it recalls does not depend on how many are asked about at once.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from lrurec.kernels.arithmetic import f4
+from lrurec.kernels.arithmetic import as_bits, as_float, compiled, f4, i4, inlined
 
 FEATURES = 4  # of a recalled item: came after, came before, was around, was around (each by its share)
 _looped = numba.njit(nogil=True, cache=True)
@@ -125,28 +125,75 @@ def recall(
     return n
 
 
-@_looped
+@inlined
+def _log(x: Any) -> Any:
+    """ln x of a positive number, to a millionth."""
+    bits = as_bits(x)
+    power = (bits - i4(0x3F3504F3)) >> i4(23)  # so that what is left lies between the roots of 1/2 and of 2
+    m = as_float(i4(bits - (power << i4(23))))
+    t = f4((m - f4(1)) / (m + f4(1)))
+    q = f4(t * t)
+    series = f4(f4(1) + q * (f4(1 / 3) + q * (f4(1 / 5) + q * f4(1 / 7))))
+    return f4(f4(power) * f4(0.6931471805599453) + f4(2) * t * series)
+
+
+@compiled
 def weigh(
     query: Any, table: Any, bias: Any, items: Any, found: Any, popular: Any,
     w1: Any, b1: Any, w2: Any, scores: Any, added: Any,
 ) -> None:  # fmt: skip
-    """scores [m] of some items for query [d], and what the evidence found [m, 4] adds to them."""
-    x = np.empty(6, np.float32)
+    """scores [m] of some items for query [d], and what the evidence found [m, 4] adds to them: w1 is [6, H]."""
+    units = len(b1)
+    inner, x = np.empty(units, np.float32), np.empty(6, np.float32)
     for k in range(len(items)):
         b = items[k]
         s = f4(0)
         for j in range(len(query)):
-            s += f4(query[j] * table[b, j])
+            s += query[j] * table[b, j]
         s += bias[b]
         for j in range(4):
-            x[j] = np.log(found[k, j] + f4(1e-3))
+            x[j] = _log(f4(found[k, j] + f4(1e-3)))
         x[4] = popular[b]
         x[5] = s
+        for h in range(units):
+            inner[h] = b1[h]
+        for j in range(6):
+            for h in range(units):
+                inner[h] += w1[j, h] * x[j]
         total = f4(0)
-        for h in range(len(b1)):
-            inner = b1[h]
-            for j in range(6):
-                inner += f4(w1[h, j] * x[j])
-            total += f4(w2[h] * max(inner, f4(0)))
+        for h in range(units):
+            total += w2[h] * max(inner[h], f4(0))
         scores[k] = s
         added[k] = total
+
+
+@_looped
+def merge(
+    items: Any, scores: Any, more_items: Any, more_scores: Any, added: Any, gone: Any, marks: Any, k: Any,
+    out: Any, values: Any,
+) -> Any:  # fmt: skip
+    """The k best of two lists into out and values; the second gets `added`, and loses what is gone. Gives how many there are.
+
+    The first is sorted, the best first. Of equal scores the smaller item goes first. marks [V] is zero, before and behind.
+    """
+    n = min(k, len(items))
+    for j in range(n):
+        out[j], values[j] = items[j], scores[j]
+    for j in range(len(gone)):
+        marks[gone[j]] = 1
+    for j in range(len(more_items)):
+        item = more_items[j]
+        if marks[item]:
+            continue
+        score = f4(more_scores[j] + added[j])
+        if n == k and (score < values[k - 1] or (score == values[k - 1] and item > out[k - 1])):
+            continue
+        at = n if n < k else k - 1
+        while at > 0 and (values[at - 1] < score or (values[at - 1] == score and out[at - 1] > item)):
+            out[at], values[at] = out[at - 1], values[at - 1]
+            at -= 1
+        out[at], values[at] = item, score
+        n = min(n + 1, k)
+    for j in range(len(gone)):
+        marks[gone[j]] = 0
+    return n

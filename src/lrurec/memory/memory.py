@@ -7,15 +7,17 @@ g is a small network, learned from events that neither the model nor the counts 
 needs no sum over the catalogue: the best items are those brought to mind and the model's best among the others.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrurec.errors import FolderError
-from lrurec.kernels.recall import FEATURES, weigh
+from lrurec.kernels.recall import FEATURES, merge, weigh
 from lrurec.memory.transitions import Floats, Indices, Transitions
 
 INPUTS = FEATURES + 2  # of g: the evidence, the count of the item, its score
@@ -26,9 +28,9 @@ ARRAYS = (*_WIDE, *_SMALL, "window", "decay")
 
 @dataclass(frozen=True)
 class Weights:
-    """g(x) = w2 . max(w1 x + b1, 0)."""
+    """g(x) = w2 . max(x w1 + b1, 0)."""
 
-    w1: Floats  # [H, INPUTS]
+    w1: Floats  # [INPUTS, H]
     b1: Floats  # [H]
     w2: Floats  # [H]
 
@@ -49,6 +51,26 @@ class Memory:
         w, popular = self.weights, self.transitions.popular
         weigh(hidden, table, bias, items, found, popular, w.w1, w.b1, w.w2, scores, more)
         return items, scores, more
+
+    def best(
+        self,
+        found: tuple[Indices, Floats],
+        recalled: tuple[NDArray[np.int32], Floats, Floats],
+        gone: Indices,
+        k: int,
+    ) -> tuple[Indices, Floats]:
+        """The k best of the model's `found`, the best first, and of what `added` gave, but for what is gone."""
+        own = self._scratch
+        if getattr(own, "marks", None) is None:  # one per thread
+            own.marks = np.zeros(len(self.transitions.counts), np.uint8)
+        room = min(k, len(found[0]) + len(recalled[0]))
+        items, scores = np.empty(room, np.int64), np.empty(room, np.float32)
+        n = merge(*found, *recalled, gone, own.marks, room, items, scores)
+        return items[:n], scores[:n]
+
+    @cached_property
+    def _scratch(self) -> threading.local:
+        return threading.local()
 
     def added_to(
         self, items: NDArray[np.integer], offsets: Indices, hidden: Floats, table: Floats, bias: Floats
@@ -81,7 +103,7 @@ class Memory:
         sizes = (
             len(a["counts"]) == n_items and a["starts"].shape == (n_items + 1,) and a["starts"][-1] == len(a["items"])
         )
-        if not sizes or a["values"].shape != (len(a["items"]), 3) or a["w1"].shape != (len(a["b1"]), INPUTS):
+        if not sizes or a["values"].shape != (len(a["items"]), 3) or a["w1"].shape != (INPUTS, len(a["b1"])):
             raise FolderError("the memory does not fit the model; train again")
         rows = {name: a[name] for name in _WIDE}
         transitions = Transitions(window=int(a["window"][0]), decay=float(a["decay"][0]), **rows)

@@ -115,14 +115,18 @@ class Transitions:
         weighed[:, 2] *= source**-0.5
         return cls(counts, np.concatenate([[0], np.cumsum(sizes)]), found, weighed, config.window, config.decay)
 
+    @cached_property
+    def _room(self) -> int:
+        """How many items a history brings to mind at most."""
+        return min(len(self.counts), self.window * int(np.diff(self.starts).max(initial=0)))
+
     def recall(self, history: NDArray[np.integer]) -> tuple[NDArray[np.int32], Floats]:
         """What a history brings to mind: items, in the order of recall, and their features [m, 4]."""
-        last = history[-self.window :]
-        room = int((self.starts[last + 1] - self.starts[last])[last >= 0].sum())
         own = self._scratch
         if getattr(own, "sums", None) is None:  # one per thread
             own.sums = np.zeros((len(self.counts), recall.FEATURES), np.float32)
-        out, found = np.empty(room, np.int32), np.empty((room, recall.FEATURES), np.float32)
+            own.out, own.found = np.empty(self._room, np.int32), np.empty((self._room, recall.FEATURES), np.float32)
+        last = history[-self.window :]
         decay, rows = np.float32(self.decay), (self.starts, self.items, self.values)
-        n = recall.recall(last, decay, *rows, self._shares, own.sums, out, found)
-        return out[:n], found[:n]
+        n = recall.recall(last, decay, *rows, self._shares, own.sums, own.out, own.found)
+        return own.out[:n].copy(), own.found[:n].copy()

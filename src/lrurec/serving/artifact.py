@@ -7,6 +7,7 @@ bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
 index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval); or
 codes.npy, scales.npy the table in 8 bits, to find the best ones exactly (lrurec.serving.scanned)
+memory_*.npy          what came near what, where the run has a memory (lrurec.memory)
 item_ids.*            the ids, sorted; item_names.* where there are titles
 
 A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
@@ -27,6 +28,7 @@ from lrurec.config import from_mapping
 from lrurec.errors import FolderError, LrurecError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
+from lrurec.memory.memory import ARRAYS, Memory
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
 from lrurec.serving.scanned import Scanned
@@ -47,6 +49,7 @@ class Artifact:
     popular: NDArray[np.int32]
     item_ids: IdTable
     item_names: TextIds | None
+    memory: Memory | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> "Artifact":
@@ -84,6 +87,7 @@ class Artifact:
             np.load(folder / "popular.npy"),
             IdTable.open(folder, "item_ids", manifest["ids"]),
             names,
+            _memory(folder, len(table)) if manifest.get("memory") else None,
         )
 
     @property
@@ -111,3 +115,13 @@ class Artifact:
 
     def __repr__(self) -> str:
         return f"Artifact({self.n_items:,} items, id {self.id})"
+
+
+def save_memory(folder: Path, memory: Memory) -> None:
+    """The arrays of a memory as files, to be mapped."""
+    for name, array in memory.arrays().items():
+        np.save(folder / f"memory_{name}.npy", np.ascontiguousarray(array))
+
+
+def _memory(folder: Path, n_items: int) -> Memory:
+    return Memory.of({name: mapped(folder / f"memory_{name}.npy") for name in ARRAYS}, n_items)

@@ -19,7 +19,7 @@ from lrurec.errors import InputError, LrurecError
 from lrurec.ids import Id
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.engine import Floats
-from lrurec.serving.retrieval import Retriever
+from lrurec.serving.retrieval import Found, Retriever
 from lrurec.serving.store.base import Appended, Event, Indices, Look, Store, microseconds
 from lrurec.serving.store.opening import open_store
 
@@ -139,6 +139,22 @@ class Served:
 
     def lines(self, items: Indices, scores: Floats) -> list[Recommendation]:
         return [self.line(item, score) for item, score in zip(items.tolist(), scores.tolist(), strict=True)]
+
+    def best(
+        self, hidden: Floats, k: int, histories: Sequence[Indices], out: Sequence[Indices], allow: Indices | None = None
+    ) -> Found:
+        """The k best items for each row of `hidden`, none of its `out`: the model's best, and what the memory brings to mind."""
+        memory = self.artifact.memory
+        if memory is None:
+            return self.retriever.search(hidden, k, out, allow)
+        table, bias = self.artifact.engine.table, self.artifact.bias
+        recalled = [memory.added(h, vector, table, bias) for h, vector in zip(histories, hidden, strict=True)]
+        others = [np.concatenate([gone, items]) for gone, (items, _, _) in zip(out, recalled, strict=True)]
+        found = self.retriever.search(hidden, k, others, allow)
+        if allow is not None:
+            kept = [np.isin(items, allow) for items, _, _ in recalled]
+            recalled = [(i[at], s[at], more[at]) for (i, s, more), at in zip(recalled, kept, strict=True)]
+        return [memory.best(f, r, gone, k) for f, r, gone in zip(found, recalled, out, strict=True)]
 
     def popular(self, k: int, allow: Indices | None, deny: Indices) -> list[Recommendation]:
         """What is shown to strangers, with score 0."""
@@ -304,24 +320,24 @@ class Live:
             (look,) = self.store.look([query.user], served.states)
             if look is not None:
                 self.looked(not look.rebuilt, look.rebuilt)
-        hidden, out = self._asked(query, look)
+        hidden, history, out = self._asked(query, look)
         if hidden is None:
             return Answer(False, served.popular(query.k, query.allow, query.deny))
-        ((items, scores),) = served.retriever.search(hidden[None], query.k, [out], query.allow)
+        ((items, scores),) = served.best(hidden[None], query.k, [history], [out], query.allow)
         return Answer(True, served.lines(items, scores))
 
-    def _asked(self, query: Query, look: Look | None) -> tuple[Floats | None, Indices]:
-        """(what items are scored with, None for strangers; what is left out)"""
+    def _asked(self, query: Query, look: Look | None) -> tuple[Floats | None, Indices, Indices]:
+        """(what items are scored with, None for strangers; the history; what is left out)"""
         states = query.served.states
         if query.user is None:
             state, seen = (states.replay(query.history) if len(query.history) else None), query.history
         else:
             state, seen = (None, _NOBODY) if look is None else (look.state, look.seen)
         if state is None:
-            return None, _NOBODY
+            return None, _NOBODY, _NOBODY
         if not query.filter_seen:
-            return states.hidden(state), query.deny
-        return states.hidden(state), np.concatenate([seen, query.deny]) if len(query.deny) else seen
+            return states.hidden(state), seen, query.deny
+        return states.hidden(state), seen, np.concatenate([seen, query.deny]) if len(query.deny) else seen
 
     def answer(self, queries: Sequence[Query]) -> list[Answer | LrurecError]:
         """Many at once: one look into the store, one pass over the table for all that can share it."""
@@ -345,21 +361,23 @@ class Live:
         together: list[int] = []
         hidden: list[Floats] = []
         left_out: list[Indices] = []
+        histories: list[Indices] = []
         for k in mine:
             q = queries[k]
-            vector, out = self._asked(q, looks.get(k))
+            vector, history, out = self._asked(q, looks.get(k))
             if vector is None:
                 answers[k] = Answer(False, served.popular(q.k, q.allow, q.deny))
             elif q.allow is not None:
-                ((items, scores),) = served.retriever.search(vector[None], q.k, [out], q.allow)
+                ((items, scores),) = served.best(vector[None], q.k, [history], [out], q.allow)
                 answers[k] = Answer(True, served.lines(items, scores))
             else:
                 together.append(k)
                 hidden.append(vector)
+                histories.append(history)
                 left_out.append(out)
         if together:
             most = max(queries[k].k for k in together)
-            found = served.retriever.search(np.stack(hidden), most, left_out)
+            found = served.best(np.stack(hidden), most, histories, left_out)
             for k, (items, scores) in zip(together, found, strict=True):
                 answers[k] = Answer(True, served.lines(items[: queries[k].k], scores[: queries[k].k]))
 

@@ -137,7 +137,7 @@ def _learned(examples: _Examples, seed: int) -> Weights:
     """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from."""
     count = len(examples.answers)
     if not count:
-        return Weights(*(np.zeros(shape, np.float32) for shape in ((1, INPUTS), (1,), (1,))))
+        return Weights(*(np.zeros(shape, np.float32) for shape in ((INPUTS, 1), (1,), (1,))))
     generator = torch.Generator().manual_seed(seed)
     real = examples.scores > -torch.inf
     scores = examples.scores.masked_fill(~real, 0.0)
@@ -165,7 +165,7 @@ def _learned(examples: _Examples, seed: int) -> Weights:
         scaled = w1 / spread
         shifted = b1 - scaled @ mean
         return Weights(
-            torch.cat([scaled, torch.zeros(1, INPUTS)]).numpy(),
+            torch.cat([scaled.T, torch.zeros(INPUTS, 1)], 1).contiguous().numpy(),
             torch.cat([shifted, torch.ones(1)]).numpy(),
             torch.cat([w2, b2[None]]).numpy(),
         )
