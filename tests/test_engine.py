@@ -13,7 +13,7 @@ from lrurec.export import shape_of, weights_of
 from lrurec.models.base import Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving import engine as module
-from lrurec.serving.engine import Engine
+from lrurec.serving.artifact import AnyEngine, engine_of
 
 SWITCHES: list[dict[str, Any]] = [
     {},
@@ -24,17 +24,20 @@ SWITCHES: list[dict[str, Any]] = [
     {"blocks": 3},
     {"outer_gelu": True},
     {"width": 6, "channels": 5},
+    {"mixer": "rwkv"},
+    {"mixer": "rwkv", "layer_norm": False, "residual": False, "width": 6},
+    {"mixer": "rwkv", "pffn": False, "blocks": 3, "width": 10},
 ]
 
 
-def pair(**switches: Any) -> tuple[LRURec, Engine]:
+def pair(**switches: Any) -> tuple[LRURec, AnyEngine]:
     model = LRURec(Sizes(30), LRURecConfig(**switches), torch.Generator().manual_seed(1))
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=g))
     table = model.item_table()[0].detach().numpy().copy()
-    return model, Engine(shape_of(model), weights_of(model), table)
+    return model, engine_of(shape_of(model), weights_of(model), table)
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
@@ -47,7 +50,8 @@ def test_stepping_is_that_of_the_model(switches: dict[str, Any]) -> None:
             state, hidden = model.step(state, torch.from_numpy(row) + 1)
             found = engine.step(mine, row)
             assert np.allclose(found, hidden.numpy(), rtol=1e-5, atol=1e-5)
-            assert np.allclose(mine, state.numpy(), rtol=1e-5, atol=1e-5)
+            rows = state.shape[2]  # without channel mixing, RWKV keeps nothing for it
+            assert np.allclose(mine[:, :, :rows], state.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
@@ -65,7 +69,7 @@ def test_groups_do_not_matter(lengths: list[int], rows: int) -> None:
         check_encoding(engine, lengths)
 
 
-def check_encoding(engine: Engine, lengths: list[int]) -> None:
+def check_encoding(engine: AnyEngine, lengths: list[int]) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     items = np.random.default_rng(1).integers(0, 30, int(offsets[-1]))
     states, hidden = engine.encode(items, offsets)
@@ -77,8 +81,9 @@ def check_encoding(engine: Engine, lengths: list[int]) -> None:
         assert np.allclose(hidden[k], vector, rtol=1e-5, atol=1e-5)
 
 
-def test_a_new_user_is_shown_what_follows_the_start() -> None:
-    model, engine = pair()
+@pytest.mark.parametrize("mixer", ["lru", "rwkv"])
+def test_a_new_user_is_shown_what_follows_the_start(mixer: str) -> None:
+    model, engine = pair(mixer=mixer)
     with torch.no_grad():
         _, hidden = model.step(model.initial_state(), torch.tensor([0]))
     assert np.allclose(engine.start, hidden[0].numpy(), rtol=1e-5, atol=1e-5)
@@ -87,6 +92,17 @@ def test_a_new_user_is_shown_what_follows_the_start() -> None:
 def test_the_state_of_a_user_has_two_kilobytes() -> None:
     _, engine = pair()
     assert engine.initial(1).nbytes == 4 * engine.shape.state_floats == 2048
+
+
+@pytest.mark.parametrize("mixer", ["lru", "rwkv"])
+def test_what_is_shown_of_a_state(mixer: str) -> None:
+    _, engine = pair(mixer=mixer, width=8, **({"channels": 8} if mixer == "lru" else {}))
+    states = engine.initial(3)
+    assert not engine.magnitudes(states).any()
+    engine.step(states, np.array([1, 2, 3]))
+    shown = engine.magnitudes(states)
+    assert shown.shape == (3, 2, 8) and np.isfinite(shown).all() and (shown > 0).all()
+    assert engine.kept.shape == (2, 8) and (engine.kept > 0).all() and (engine.kept < 1).all()
 
 
 def test_the_table_is_not_written_to() -> None:

@@ -1,7 +1,7 @@
 """Run to artifact. Knows both folders; what serving does with the second is not its concern."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, save_memory
-from lrurec.serving.engine import Engine, Floats, Shape, tensors_of
+from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, AnyEngine, AnyShape, engine_of, save_memory
+from lrurec.serving.engine import Floats, Shape
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
 from lrurec.serving.retrieval import Approximate, Exact
+from lrurec.serving.rwkv import RwkvShape
 from lrurec.serving.scanned import Scanned
 from lrurec.training.run import Run
 
@@ -52,7 +53,7 @@ def export(
         "format": f"lrurec-{KIND}",
         "version": VERSION,
         "made_by": f"lrurec {lrurec.__version__}",
-        "model": {f.name: getattr(shape, f.name) for f in fields(Shape)},
+        "model": asdict(shape),
         "max_length": run.config.training.max_length,
         "items": dataset.n_items,
         "ids": dataset.item_ids.kind,
@@ -78,7 +79,7 @@ def export(
         if index == Scanned.kind:
             Scanned.build(work, table, bias)
         if index == Approximate.kind:
-            hidden = sample_of(Engine(shape, weights_of(model), table), dataset)
+            hidden = sample_of(engine_of(shape, weights_of(model), table), dataset)
             manifest["index"] = build_index(work, table, bias, hidden, watch)
         write_manifest(work, manifest, sealed=True)
     return manifest
@@ -88,10 +89,10 @@ def servable(model: Model, name: str) -> LRURec:
     """The model, if the serving engine can step it; else an error that says why not."""
     title = type(model).card.title
     if isinstance(model, LRURec):
-        if model.config.mixer != "lru":
+        if model.config.mixer not in ("lru", "rwkv"):
             raise SettingsError(
                 f"{title} with model.mixer={model.config.mixer} steps in Python (initial_state, step), but the serving"
-                " engine knows the lru mixer only; use lrurec recommend or lrurec.Recommender, or train with"
+                " engine knows the mixers lru and rwkv only; use lrurec recommend or lrurec.Recommender, or train with"
                 " --set model.mixer=lru"
             )
         return model
@@ -107,7 +108,7 @@ def servable(model: Model, name: str) -> LRURec:
     )
 
 
-def sample_of(engine: Engine, dataset: Dataset) -> Floats:
+def sample_of(engine: AnyEngine, dataset: Dataset) -> Floats:
     """What comes out behind the histories of some users: the questions that an index will be asked."""
     users = np.random.default_rng(0).choice(dataset.n_users, min(_SAMPLE, dataset.n_users), replace=False)
     histories = [dataset.items[dataset.offsets[u] : dataset.offsets[u + 1]] for u in users]
@@ -115,25 +116,22 @@ def sample_of(engine: Engine, dataset: Dataset) -> Floats:
     return engine.encode(np.concatenate(histories), offsets)[1]
 
 
-def shape_of(model: LRURec) -> Shape:
-    return Shape(**{f.name: getattr(model.config, f.name) for f in fields(Shape)})
+def shape_of(model: LRURec) -> AnyShape:
+    shape: Any = RwkvShape if model.config.mixer == "rwkv" else Shape
+    found: AnyShape = shape(**{f.name: getattr(model.config, f.name) for f in fields(shape)})
+    return found
 
 
 @torch.no_grad()
 def weights_of(model: LRURec) -> dict[str, Floats]:
     """The weights as the engine wants them. What a switch has turned off is there, and does nothing."""
     shape = shape_of(model)
-    rows: dict[str, list[Any]] = {name: [] for name in tensors_of(shape)}
+    rows: dict[str, list[Any]] = {name: [] for name in shape.tensors()}
     rows["start"] = [model.embedding[0]]
     if shape.layer_norm:
         rows["gain"], rows["shift"] = [model.norm.weight], [model.norm.bias]
     for block in model.blocks:
-        lru: Any = block.mixer
-        b, b_bias = lru.scaled()
-        found = {"lam": lru.eigenvalues(), "b": b.T, "b_bias": b_bias, "c": lru.c_weight.T, "c_bias": lru.c_bias}
-        pffn: Any = block.pffn
-        if shape.pffn:
-            found |= {"w1": pffn.w1.T, "b1": pffn.b1, "w2": pffn.w2.T, "b2": pffn.b2}
+        found = _rwkv_of(block) if isinstance(shape, RwkvShape) else _lru_of(block)
         norms = ("norm1", "norm2") if shape.layer_norm and shape.pffn else ("norm1",) if shape.layer_norm else ()
         for name in norms:
             norm: Any = getattr(block, name)
@@ -141,10 +139,28 @@ def weights_of(model: LRURec) -> dict[str, Floats]:
         for name, tensor in found.items():
             rows[name].append(tensor)
     stacked = {}
-    for name, wanted in tensors_of(shape).items():
+    for name, wanted in shape.tensors().items():
         whole = np.concatenate([t.detach().numpy()[None] for t in rows[name]]) if rows[name] else np.zeros(wanted)
         stacked[name] = np.ascontiguousarray(whole.reshape(wanted), np.float32)
     return stacked
+
+
+def _lru_of(block: Any) -> dict[str, Any]:
+    lru, pffn = block.mixer, block.pffn
+    b, b_bias = lru.scaled()
+    found = {"lam": lru.eigenvalues(), "b": b.T, "b_bias": b_bias, "c": lru.c_weight.T, "c_bias": lru.c_bias}
+    return found if pffn is None else found | {"w1": pffn.w1.T, "b1": pffn.b1, "w2": pffn.w2.T, "b2": pffn.b2}
+
+
+def _rwkv_of(block: Any) -> dict[str, Any]:
+    time, channels = block.mixer, block.pffn
+    found = {
+        "mu": time.mu, "weight": time.weight.mT, "decay": time.decay.exp(), "bonus": time.bonus, "out": time.out_weight.T
+    }  # fmt: skip
+    if channels is not None:
+        found |= {"mu2": channels.mu, "gate": channels.r_weight.T}
+        found |= {"wide": channels.k_weight.T, "narrow": channels.v_weight.T}
+    return found
 
 
 def most_seen(dataset: Dataset) -> NDArray[np.int32]:

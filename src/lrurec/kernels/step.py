@@ -8,7 +8,7 @@ from lrurec.kernels.arithmetic import compiled, exp, f4, inlined, upper_tail
 
 
 @inlined
-def _times(x: Any, matrix: Any, bias: Any, out: Any) -> None:
+def times(x: Any, matrix: Any, bias: Any, out: Any) -> None:
     """out = x matrix + bias, for matrix [in, out]: the inner loop runs along its rows."""
     for j in range(len(bias)):
         out[j] = bias[j]
@@ -19,7 +19,7 @@ def _times(x: Any, matrix: Any, bias: Any, out: Any) -> None:
 
 
 @inlined
-def _normalised(x: Any, gain: Any, shift: Any) -> None:
+def normalised(x: Any, gain: Any, shift: Any) -> None:
     """LayerNorm in place."""
     width = len(x)
     total = f4(0)
@@ -87,26 +87,26 @@ def advance(
         for j in range(width):
             row[j] = table[item, j]
         if layer_norm:
-            _normalised(row, gain, shift)
+            normalised(row, gain, shift)
         for k in range(states.shape[1]):
             state = states[u, k]
-            _times(row, b[k], b_bias[k], wide)
+            times(row, b[k], b_bias[k], wide)
             for j in range(channels):
                 real, imaginary = state[j], state[channels + j]
                 state[j] = lam[k, 0, j] * real - lam[k, 1, j] * imaginary + wide[j]
                 state[channels + j] = lam[k, 0, j] * imaginary + lam[k, 1, j] * real + wide[channels + j]
-            _times(state, c[k], c_bias[k], narrow)
+            times(state, c[k], c_bias[k], narrow)
             for j in range(width):
                 row[j] = narrow[j] + row[j] if residual else narrow[j]
             if layer_norm:
-                _normalised(row, gain1[k], shift1[k])
+                normalised(row, gain1[k], shift1[k])
             if pffn:
-                _times(row, w1[k], b1[k], wide)
+                times(row, w1[k], b1[k], wide)
                 _gelu_in_place(wide, b1.shape[1])
-                _times(wide, w2[k], b2[k], narrow)
+                times(wide, w2[k], b2[k], narrow)
                 if outer_gelu:
                     _gelu_in_place(narrow, width)
                 for j in range(width):
                     row[j] = narrow[j] + row[j] if residual else narrow[j]
                 if layer_norm:
-                    _normalised(row, gain2[k], shift2[k])
+                    normalised(row, gain2[k], shift2[k])

@@ -24,7 +24,8 @@ from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.ranking import rank
 from lrurec.export import shape_of, weights_of
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.engine import Engine, Floats
+from lrurec.serving.artifact import engine_of
+from lrurec.serving.engine import Floats
 from lrurec.serving.indexing import LARGE, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
 from lrurec.serving.scanned import Scanned
@@ -90,10 +91,10 @@ def measure(config: RunConfig, items: int, users: int, train: Sequences, served:
 
 def _served(model: Any, items: int) -> tuple[float | None, float | None, float | None, float | None, float]:
     """Of a catalogue of so many items, whatever the model was built for."""
-    if not isinstance(model, LRURec) or model.config.mixer != "lru":
+    if not isinstance(model, LRURec) or model.config.mixer not in ("lru", "rwkv"):
         return None, None, None, None, 0.0
     model, rng = model.cpu(), np.random.default_rng(0)
-    engine = Engine(shape_of(model), weights_of(model), model.item_table()[0].detach().numpy())
+    engine = engine_of(shape_of(model), weights_of(model), model.item_table()[0].detach().numpy())
     state, hidden = engine.initial(1), np.zeros((1, model.config.width), np.float32)
 
     def observe() -> None:

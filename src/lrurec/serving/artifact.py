@@ -13,6 +13,7 @@ item_ids.*            the ids, sorted; item_names.* where there are titles
 A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,10 +32,20 @@ from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
+from lrurec.serving.rwkv import RwkvEngine, RwkvShape
 from lrurec.serving.scanned import Scanned
 
 KIND, VERSION = "artifact", 2
 WEIGHTS = "weights.safetensors"
+AnyShape = Shape | RwkvShape
+AnyEngine = Engine | RwkvEngine
+
+
+def engine_of(shape: AnyShape, weights: Mapping[str, Floats], table: Floats) -> AnyEngine:
+    """The engine that steps models of a shape."""
+    if isinstance(shape, RwkvShape):
+        return RwkvEngine(shape, weights, table)
+    return Engine(shape, weights, table)
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Artifact:
     path: Path
     id: str
     manifest: dict[str, Any]
-    engine: Engine
+    engine: AnyEngine
     bias: Floats
     popular: NDArray[np.int32]
     item_ids: IdTable
@@ -70,9 +81,10 @@ class Artifact:
 
     @classmethod
     def _map(cls, folder: Path, manifest: dict[str, Any]) -> "Artifact":
-        shape = from_mapping(Shape, manifest["model"])
+        is_rwkv = dict(manifest["model"]).get("mixer") == "rwkv"
+        shape: Any = from_mapping(RwkvShape if is_rwkv else Shape, manifest["model"])
         weights = load_file(folder / WEIGHTS)
-        if wrong := check_tensors(shape, weights):
+        if wrong := check_tensors(shape.tensors(), weights):
             raise FolderError(f"{folder}: {WEIGHTS} does not fit the model ({', '.join(wrong)}); export it again")
         table = mapped(folder / "table.npy")
         names = None
@@ -82,7 +94,7 @@ class Artifact:
             folder,
             manifest["seal"][:16],
             manifest,
-            Engine(shape, weights, table),
+            engine_of(shape, weights, table),
             mapped(folder / "bias.npy"),
             np.load(folder / "popular.npy"),
             IdTable.open(folder, "item_ids", manifest["ids"]),

@@ -31,36 +31,37 @@ class Shape:
     pffn: bool = True
     outer_gelu: bool = False
 
+    mixer: str = "lru"
+
     @property
     def state_floats(self) -> int:
         """How many numbers the state of a user has."""
         return self.blocks * 2 * self.channels
 
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every weight the engine needs beside the item table, and its shape. Blocks are stacked; matrices are [in, out].
 
-def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every weight the engine needs beside the item table, and its shape. Blocks are stacked; matrices are [in, out].
-
-    lam is the eigenvalues (real, imaginary parts); b includes gamma.
-    """
-    n, d, c, inside = shape.blocks, shape.width, 2 * shape.channels, 4 * shape.width
-    return {
-        "start": (d,),
-        "gain": (d,),
-        "shift": (d,),
-        "lam": (n, 2, shape.channels),
-        "b": (n, d, c),
-        "b_bias": (n, c),
-        "c": (n, c, d),
-        "c_bias": (n, d),
-        "gain1": (n, d),
-        "shift1": (n, d),
-        "w1": (n, d, inside),
-        "b1": (n, inside),
-        "w2": (n, inside, d),
-        "b2": (n, d),
-        "gain2": (n, d),
-        "shift2": (n, d),
-    }
+        lam is the eigenvalues (real, imaginary parts); b includes gamma.
+        """
+        n, d, c, inside = self.blocks, self.width, 2 * self.channels, 4 * self.width
+        return {
+            "start": (d,),
+            "gain": (d,),
+            "shift": (d,),
+            "lam": (n, 2, self.channels),
+            "b": (n, d, c),
+            "b_bias": (n, c),
+            "c": (n, c, d),
+            "c_bias": (n, d),
+            "gain1": (n, d),
+            "shift1": (n, d),
+            "w1": (n, d, inside),
+            "b1": (n, inside),
+            "w2": (n, inside, d),
+            "b2": (n, d),
+            "gain2": (n, d),
+            "shift2": (n, d),
+        }
 
 
 class Engine:
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(self, shape: Shape, weights: Mapping[str, Floats], table: Floats) -> None:
         self.shape, self.table = shape, table
-        self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in tensors_of(shape)}
+        self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in shape.tensors()}
         w = self.w
         blocks = ("lam", "b", "b_bias", "c", "c_bias", "gain1", "shift1", "w1", "b1", "w2", "b2", "gain2", "shift2")
         self._arrays = (w["gain"], w["shift"], *(w[name] for name in blocks))
@@ -132,6 +133,17 @@ class Engine:
                 x = self._normalised(y + x if s.residual else y, w["gain2"][k], w["shift2"][k])
         return states, x
 
+    def magnitudes(self, states: Floats) -> Floats:
+        """|h| per block and channel: [..., blocks, channels]."""
+        found: Floats = np.hypot(states[..., 0, :], states[..., 1, :])
+        return found
+
+    @property
+    def kept(self) -> Floats:
+        """|lambda|: what one event leaves of a state, [blocks, channels]."""
+        found: Floats = np.hypot(self.w["lam"][:, 0], self.w["lam"][:, 1])
+        return found
+
     def _normalised(self, x: Floats, gain: Floats, shift: Floats) -> Floats:
         if not self.shape.layer_norm:
             return x
@@ -156,10 +168,10 @@ def _groups(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def check_tensors(shape: Shape, found: Mapping[str, Any]) -> list[str]:
+def check_tensors(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]) -> list[str]:
     """What is wrong with the weights, if anything: names that are missing or have another shape."""
     return [
         name
-        for name, wanted in tensors_of(shape).items()
-        if name not in found or tuple(found[name].shape) != wanted or found[name].dtype != np.float32
+        for name, shape in wanted.items()
+        if name not in found or tuple(found[name].shape) != shape or found[name].dtype != np.float32
     ]

@@ -322,13 +322,12 @@ class Api:
 
     async def model(self, asked: Asked, body: bytes) -> dict[str, Any]:
         artifact = self.live.artifact
-        lam = artifact.engine.w["lam"]
         return {
             "artifact": artifact.id,
             "items": artifact.n_items,
             "names": artifact.item_names is not None,
             "index": artifact.manifest["index"]["kind"],
-            "decay": _rounded(np.hypot(lam[:, 0], lam[:, 1])),
+            "decay": _rounded(artifact.engine.kept),
         }
 
     async def change_artifact(self, asked: Asked, body: bytes) -> dict[str, Any]:

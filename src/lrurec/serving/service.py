@@ -47,7 +47,9 @@ class States:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact, self.id = artifact, artifact.id
-        self._new = self._pack(artifact.engine.initial(1), artifact.engine.start[None])
+        nothing = artifact.engine.initial(1)
+        self._shape = nothing.shape
+        self._new = self._pack(nothing, artifact.engine.start[None])
         self._known: dict[str, int] = {}
 
     def index(self, item: str) -> int:
@@ -85,19 +87,15 @@ class States:
         return np.frombuffer(state, np.float32)[self.artifact.engine.shape.state_floats :]
 
     def magnitudes(self, state: bytes) -> Floats:
-        """|h| per block and channel."""
-        states = self._unpack(state)[0][0]
-        found: Floats = np.hypot(states[:, 0], states[:, 1])
-        return found
+        """How much is in every channel of every block."""
+        return self.artifact.engine.magnitudes(self._unpack(state)[0][0])
 
     def _pack(self, states: Floats, hidden: Floats) -> bytes:
         return states.tobytes() + hidden.astype(np.float32, copy=False).tobytes()
 
     def _unpack(self, raw: bytes) -> tuple[Floats, Floats]:
-        shape = self.artifact.engine.shape
-        flat = np.frombuffer(raw, np.float32)
-        states = flat[: shape.state_floats].reshape(1, shape.blocks, 2, shape.channels)
-        return states.copy(), flat[shape.state_floats :].reshape(1, shape.width)
+        floats, flat = self.artifact.engine.shape.state_floats, np.frombuffer(raw, np.float32)
+        return flat[:floats].reshape(self._shape).copy(), flat[floats:].reshape(1, -1)
 
 
 class Served:

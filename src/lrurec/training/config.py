@@ -107,7 +107,8 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
         "model": {"pffn": False, "dropout": 0.6},
-        "training": {**_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 12000, "validate_every": 2000},
+        "training": {**_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 12000, "validate_every": 2000,
+            "weight_decay": 3e-2},
         "memory": _REMEMBERS,
     },
     30: {

@@ -1,0 +1,356 @@
+"""The transition memory: counted, looked up, weighed, ranked with and served, each against a slow and obvious twin."""
+
+import math
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import lrurec
+from conftest import Run
+from lrurec.data.split import Sequences, Targets, leave_last_out
+from lrurec.errors import FolderError, SettingsError
+from lrurec.evaluation import ranking
+from lrurec.evaluation.candidates import Candidates
+from lrurec.kernels import recall
+from lrurec.memory import transitions
+from lrurec.memory.memory import INPUTS, Memory, Weights
+from lrurec.memory.transitions import MemoryConfig, Transitions
+from lrurec.models.base import Batch, Sizes
+from lrurec.models.lrurec import LRURec, LRURecConfig
+from lrurec.serving.service import Answer, Live
+from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.config import BEST, config_for
+from lrurec.training.remembering import hold_back
+from lrurec.training.run import Run as RunFolder
+from lrurec.training.trainer import MEMORY, Trainer
+
+logs = st.lists(st.lists(st.integers(0, 7), max_size=9), max_size=6)
+
+
+def packed(log: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    ends = np.cumsum([len(s) for s in log]).astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(log)]
+    return np.array([i for s in log for i in s], np.int32), starts, ends
+
+
+def counted(log: list[list[int]], n: int = 8, **settings: float) -> Transitions:
+    return Transitions.count(*packed(log), n, MemoryConfig(**settings))  # type: ignore[arg-type]
+
+
+def pairs_of(log: list[list[int]], window: int, decay: float) -> dict[tuple[int, int], list[float]]:
+    """(a, b) to after, before, around, by looking at every pair of places."""
+    sums: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for s in log:
+        for i, a in enumerate(s):
+            for j, b in enumerate(s):
+                if i != j and abs(i - j) <= window:
+                    sums[a, b][0 if j > i else 1] += decay ** (abs(i - j) - 1)
+                    sums[a, b][2] += 1
+    counts = Counter(i for s in log for i in s)
+    return {
+        (a, b): [x / counts[a] ** 0.3, y / counts[b] ** 0.3, z / counts[a] ** 0.5] for (a, b), (x, y, z) in sums.items()
+    }
+
+
+@given(log=logs, window=st.integers(1, 4), together=st.integers(1, 40))
+def test_counting_is_looking_at_every_pair(log: list[list[int]], window: int, together: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transitions, "_TOGETHER", together)
+        found = counted(log, window=window, decay=0.5)
+    assert found.counts.tolist() == [sum(s.count(i) for s in log) for i in range(8)]
+    mine = {
+        (a, int(found.items[k])): found.values[k].tolist()
+        for a in range(8)
+        for k in range(found.starts[a], found.starts[a + 1])
+    }
+    expected = pairs_of(log, window, 0.5)
+    assert mine.keys() == expected.keys()
+    for pair, values in expected.items():
+        assert np.allclose(mine[pair], values, rtol=1e-5)
+
+
+def test_a_row_keeps_its_heaviest_pairs_and_all_rows_a_bound() -> None:
+    log = [[0, 1]] * 5 + [[0, 2]] * 3 + [[0, 3]] * 4 + [[0, 4]]
+    for settings_ in ({"row": 2}, {"pairs": 16}):  # 8 items
+        found = counted(log, **settings_)
+        assert found.items[found.starts[0] : found.starts[1]].tolist() == [1, 3]
+        assert np.diff(found.starts).max() <= 2
+    assert counted([]).items.size == 0 and counted([[5]]).items.size == 0
+
+
+def recalled(log: list[list[int]], history: list[int], window: int, decay: float) -> dict[int, list[float]]:
+    pairs, counts = pairs_of(log, window, decay), Counter(i for s in log for i in s)
+    found: dict[int, list[float]] = defaultdict(lambda: [0.0] * 4)
+    for back, a in enumerate(reversed(history[-window:])):
+        for (source, b), (after, before, around) in pairs.items():
+            if source == a:
+                found[b][0] += decay**back * after
+                found[b][1] += decay**back * before
+                found[b][2] += around
+                found[b][3] += around / counts[a] ** 0.5
+    return found
+
+
+@given(log=logs, history=st.lists(st.integers(0, 7), max_size=8), window=st.integers(1, 4))
+def test_a_history_brings_to_mind_what_its_last_items_do(log: list[list[int]], history: list[int], window: int) -> None:
+    memory = counted(log, window=window, decay=0.7)
+    expected = recalled(log, history, window, 0.7)
+    for _ in range(2):  # the scratch is left as it was
+        items, features = memory.recall(np.array(history, np.int64))
+        assert sorted(items.tolist()) == sorted(expected)
+        for item, values in zip(items.tolist(), features, strict=True):
+            assert np.allclose(values, expected[item], rtol=1e-4)
+
+
+def weights(seed: int = 0, units: int = 5) -> Weights:
+    rng = np.random.default_rng(seed)
+    return Weights(*(rng.normal(size=shape).astype(np.float32) for shape in ((INPUTS, units), (units,), (units,))))
+
+
+def added_to(
+    memory: Memory,
+    history: list[int],
+    hidden: NDArray[np.float32],
+    table: NDArray[np.float32],
+    bias: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """[V]: what the memory adds, in plain numpy."""
+    total = np.zeros(len(bias))
+    w = memory.weights
+    items, features = memory.transitions.recall(np.array(history, np.int64))
+    for b, evidence in zip(items.tolist(), features, strict=True):
+        score = float(table[b] @ hidden + bias[b])
+        x = [*(math.log(e + 1e-3) for e in evidence), math.log(max(int(memory.transitions.counts[b]), 1)), score]
+        total[b] = np.maximum(np.array(x) @ w.w1 + w.b1, 0) @ w.w2
+    return total
+
+
+@given(log=logs, history=st.lists(st.integers(0, 7), max_size=8), seed=st.integers(0, 9))
+def test_weighing_is_the_formula(log: list[list[int]], history: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table, bias, hidden = (rng.normal(size=s).astype(np.float32) for s in ((8, 6), (8,), (6,)))
+    memory = Memory(counted(log), weights(seed))
+    items, scores, more = memory.added(np.array(history, np.int64), hidden, table, bias)
+    expected = added_to(memory, history, hidden, table, bias)
+    assert np.allclose(scores, table[items] @ hidden + bias[items], atol=1e-5)
+    assert np.allclose(more, expected[items], rtol=1e-4, atol=1e-4)
+    again = Memory.of(memory.arrays(), 8).added(np.array(history, np.int64), hidden, table, bias)
+    assert all(np.array_equal(a, b) for a, b in zip((items, scores, more), again, strict=True))
+
+
+@given(
+    first=st.lists(st.tuples(st.integers(0, 30), st.integers(-3, 3)), unique_by=lambda p: p[0]),
+    second=st.lists(st.tuples(st.integers(31, 60), st.integers(-3, 3), st.integers(-2, 2)), unique_by=lambda p: p[0]),
+    gone=st.lists(st.integers(0, 60)),
+    k=st.integers(1, 8),
+)
+def test_merging_is_sorting(
+    first: list[tuple[int, int]], second: list[tuple[int, int, int]], gone: list[int], k: int
+) -> None:
+    memory = Memory(counted([[0]], n=61), weights())
+    first = sorted((p for p in first if p[0] not in gone), key=lambda p: (-p[1], p[0]))[:k]
+    left = [(i, s) for i, s in first] + [(i, s + m) for i, s, m in second if i not in gone]
+    expected = sorted(left, key=lambda p: (-p[1], p[0]))[:k]
+    for _ in range(2):  # the marks are left as they were
+        items, scores = memory.best(
+            (np.array([p[0] for p in first], np.int64), np.array([p[1] for p in first], np.float32)),
+            (
+                np.array([p[0] for p in second], np.int32),
+                np.array([p[1] for p in second], np.float32),
+                np.array([p[2] for p in second], np.float32),
+            ),
+            np.array(gone, np.int64),
+            k,
+        )
+        assert list(zip(items.tolist(), scores.tolist(), strict=True)) == expected
+
+
+def remembering(log: list[list[int]], n: int) -> LRURec:
+    model = LRURec(Sizes(n), LRURecConfig(width=8, channels=4), torch.Generator().manual_seed(3))
+    model.memory = Memory(counted(log, n), weights())
+    return model
+
+
+def targets_of(log: list[list[int]]) -> Targets:
+    items, starts, stops = packed(log)
+    return Targets(items, np.arange(len(log), dtype=np.int32), starts, stops - 1)
+
+
+@settings(max_examples=30)
+@given(log=st.lists(st.lists(st.integers(0, 19), min_size=2, max_size=9), min_size=1, max_size=6))
+def test_every_way_to_rank_adds_the_same(log: list[list[int]]) -> None:
+    model, targets = remembering(log, 20), targets_of(log)
+    memory = model.memory
+    assert memory is not None
+    with torch.no_grad():
+        table, bias = (t.numpy() for t in model.item_table())
+    expected, best = [], []
+    for s in log:
+        history, answer = s[:-1], s[-1]
+        with torch.no_grad():
+            batch = Batch(torch.tensor(history) + 1, torch.tensor([0, len(history)]))
+            hidden = model.last(batch)[0].numpy()
+            assert np.allclose(
+                model.scores(batch)[0].numpy(),
+                table @ hidden + bias + added_to(memory, history, hidden, table, bias),
+                atol=1e-3,
+            )
+            scores = model.scores(batch)[0].double().numpy()
+        scores[history] = -np.inf
+        expected.append(int((scores >= scores[answer] - 1e-5).sum()) - 1)
+        best.append(set(np.argsort(-scores, kind="stable")[:2].tolist()))
+    among = ranking.rank(model, targets, 50, candidates=Candidates(19, 0)).ranks
+    for large in (1 << 17, 1):  # score tables, tiles
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ranking, "_LARGE", large)
+            found = ranking.rank(model, targets, 50, top=2)
+        seen = np.array([s[-1] in s[:-1] for s in log])
+        assert (np.abs(found.ranks - np.array(expected))[~seen] <= 0).all()
+        assert [set(row.tolist()) for row in found.recommended] == best
+        assert (np.abs(among - found.ranks)[~seen] <= len(log[0])).all()
+
+
+def test_what_is_held_back_is_training_data_alone() -> None:
+    rows = [(u, (3 * u + k * k) % 50) for u in range(60) for k in range(3 + u % 30)]
+    dataset = lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    split = leave_last_out(dataset)
+    kept, held = hold_back(split.train, 0.1, 7)
+    assert len(held) and len(held) <= 0.1 * split.train.n_events
+    assert kept.n_events + len(held) == split.train.n_events
+    last_trained = dict(zip(split.train.users.tolist(), split.train.stops.tolist(), strict=True))
+    last_kept = dict(zip(kept.users.tolist(), kept.stops.tolist(), strict=True))
+    for user, start, position in zip(held.users.tolist(), held.starts, held.positions, strict=True):
+        assert last_kept[user] <= position < last_trained[user]
+        assert last_kept[user] - start >= 2  # something is left to learn from
+    again = hold_back(split.train, 0.1, 7)[1]
+    assert np.array_equal(held.positions, again.positions)
+    assert not np.array_equal(held.positions, hold_back(split.train, 0.1, 8)[1].positions)
+    short = Sequences(dataset.items, split.train.users, split.train.starts, split.train.starts + 2)
+    assert not len(hold_back(short, 0.5, 0)[1])
+
+
+SMALL = [
+    "model.width=16", "model.channels=16", "training.steps=8", "training.validate_every=4", "training.batch=16",
+    "memory.use=true", "memory.held_back=0.2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400 items in chains that people follow from anywhere: counts know it at once, a model after a long time."""
+    rng = np.random.default_rng(0)
+    rows = [(u, f"i{(at + k) % 400:03}") for u, at in enumerate(rng.integers(0, 400, 300)) for k in range(9)]
+    folder = tmp_path_factory.mktemp("chains")
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=folder / "dataset")
+    dataset = lrurec.Dataset.open(folder / "dataset")
+    config = config_for("fast", None, SMALL)
+    made = RunFolder.create(folder / "run", dataset, config)
+    Trainer(dataset, leave_last_out(dataset), made.config, folder / "run").train()
+    return folder
+
+
+def test_it_knows_what_the_model_has_not_learned_yet(chains: Path) -> None:
+    run = RunFolder.open(chains / "run")
+    dataset = lrurec.Dataset.open(chains / "dataset")
+    trainer = Trainer(dataset, leave_last_out(dataset), run.config, chains / "run")
+    trainer.resume()
+    result = trainer.result(run.model())
+    assert result["test"]["recall@10"] > 0.9 > 0.3 > result["without_memory"]["test"]["recall@10"]
+    assert result["valid"]["ndcg@10"] > result["without_memory"]["valid"]["ndcg@10"]
+    last = run.model("last")
+    assert isinstance(last, LRURec) and last.memory is None
+
+
+def test_stopped_while_it_remembers_and_continued_is_the_same(chains: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(chains / "run", folder)
+    (folder / MEMORY).unlink()
+    run, dataset = RunFolder.open(folder), lrurec.Dataset.open(chains / "dataset")
+    trainer = Trainer(dataset, leave_last_out(dataset), run.config, folder)
+    trainer.resume()
+    trainer.train()
+    before, after = (load_checkpoint(f / MEMORY)[0] for f in (chains / "run", folder))
+    assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_it_is_served_as_it_ranks(chains: Path, tmp_path: Path, run: Run) -> None:
+    assert run("export", chains / "run", "--out", tmp_path / "artifact").code == 0
+    live = Live(tmp_path / "artifact", tmp_path / "store")
+    assert live.artifact.memory is not None
+    rec = lrurec.Recommender.of_run(chains / "run")
+    some = [["i003", "i004"], ["i399"], ["i100", "i003", "i250", "i251"], ["i007"] * 3]
+    for filter_seen in (True, False):
+        frame = rec.recommend(histories=some, k=7, filter_seen=filter_seen, deny=["i252"])
+        for k, history in enumerate(some):
+            expected = frame.filter(pl.col("history") == k)
+            found = live.recommend_for(history, 7, filter_seen=filter_seen, deny=["i252"])
+            assert [r.item for r in found] == expected["item"].to_list()
+            assert np.allclose([r.score for r in found], expected["score"].to_list(), atol=1e-4)
+    only = live.recommend_for(["i003", "i004"], 7, allow=["i005", "i200"])
+    assert {r.item for r in only} == {"i005", "i200"}
+    for item in ("i003", "i004"):
+        live.observe("ann", item)
+    assert live.recommend("ann", 7) == live.recommend_for(["i003", "i004"], 7)
+    queries = [live.query("ann", None, 7, True, None, None), live.query(None, some[2], 3, True, None, None)]
+    answers = live.answer(queries)
+    for answer, alone in zip(answers, (live.recommend("ann", 7), live.recommend_for(some[2], 3)), strict=True):
+        assert isinstance(answer, Answer) and [r.item for r in answer.lines] == [r.item for r in alone]
+
+
+def test_a_model_of_another_mixer_is_served_with_it(chains: Path, tmp_path: Path, run: Run) -> None:
+    settings_ = [x for s in SMALL if "channels" not in s for x in ("--set", s)] + ["--set", "model.mixer=rwkv"]
+    made = run("train", chains / "dataset", "--out", tmp_path / "run", *settings_)
+    assert made.code == 0 and "without the memory" in made.out
+    assert run("export", tmp_path / "run", "--out", tmp_path / "artifact").code == 0
+    live, rec = (
+        Live(tmp_path / "artifact", tmp_path / "store"),
+        lrurec.Recommender.of_run(tmp_path / "run"),
+    )
+    history = [f"i{k:03}" for k in range(40)]  # long enough to be encoded, not stepped
+    for some in (history, history[:3]):
+        expected = rec.recommend(histories=[some], k=5)
+        assert [r.item for r in live.recommend_for(some, 5)] == expected["item"].to_list()
+
+
+def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
+    for setting, words in (
+        ("memory.window=0", "memory.window must lie between 1 and 100"),
+        ("memory.decay=0", "memory.decay must lie above 0"),
+        ("memory.row=0", "memory.row and memory.pairs must be 1 or more"),
+        ("memory.held_back=0.9", "memory.held_back must lie above 0"),
+        ("memory.wide=1", "unknown key 'wide'"),
+        ("memory.use=1", "memory.use must be true or false"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            config_for("fast", None, [setting])
+    with pytest.raises(SettingsError, match="markov only counts, and takes no memory"):
+        config_for("fast", None, ["memory.use=true"], "markov")
+    shutil.copytree(chains / "run", tmp_path / "run")
+    path = tmp_path / "run" / MEMORY
+    path.write_bytes(path.read_bytes()[:-100])
+    found = run("evaluate", tmp_path / "run")
+    assert found.code == 2 and "memory.safetensors is damaged" in found.err
+    with pytest.raises(FolderError, match="the memory lacks counts"):
+        Memory.of({}, 3)
+    with pytest.raises(FolderError, match="does not fit the model"):
+        Memory.of(Memory(counted([[0, 1]]), weights()).arrays(), 9)
+
+
+def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
+    sparse, dense, long = (config_for("best", None, [], None, n) for n in (7.6, 165.0, 959.0))
+    assert sparse.memory.use and dense.memory.use and long.memory.use
+    assert (sparse.training.loss, dense.training.loss, long.training.max_length) == ("sampled", "full", 1000)
+    assert sparse.model.dropout > dense.model.dropout
+    assert config_for("best", None, ["memory.use=false"], None, 7.6).memory.use is False
+    assert config_for("best", None, [], "sasrec", 165.0).memory.use  # what SASRec does not have is left out
+    assert not config_for("best", None, [], "markov", 165.0).memory.use
+    assert min(BEST) == 0
+    assert recall.FEATURES + 2 == INPUTS
