@@ -58,6 +58,7 @@ def runs(tmp_path: Path, run: Run) -> Path:
 def test_the_command(runs: Path, run: Run) -> None:
     told = run("compare", runs / "good", runs / "popular", "-k", "1")
     assert told.code == 0 and "ndcg@1: A is better" in told.out and "40 users, test split" in told.out
+    assert "ndcg@1 by length of history" in told.out and "ndcg@1 by training count of the target" in told.out
     assert "ndcg@1: B is better" in run("compare", runs / "popular", runs / "good", "-k", "1").out
     assert "no difference" in run("compare", runs / "good", runs / "good").out
     report = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--split", "valid", "--json").out)

@@ -13,14 +13,19 @@ from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lrurec.data.split import Targets
     from lrurec.evaluation.metrics import Ranks
+    from lrurec.evaluation.significance import Values
     from lrurec.training.run import Run
 
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
 swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
-these users; another seed of the same model is another matter: train several.
+these users; another seed of the same model is another matter: train several. Below that, for whom: short and long histories, rare
+and popular targets.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
@@ -69,8 +74,20 @@ def run(options: argparse.Namespace) -> int:
         for k in ks
         for name, values in METRICS.items()
     }
+    ndcg = METRICS["ndcg"]
+    sliced = (ndcg(a, ks[0]), ndcg(b, ks[0]))
+    counts = split.train.counts(first.manifest["dataset"]["counts"]["items"])
     runs = {"first": options.first, "second": options.second}
-    report = {**runs, "split": options.split, "users": len(targets), "seed": options.seed, "metrics": differences}
+    report = {
+        **runs,
+        "split": options.split,
+        "users": len(targets),
+        "seed": options.seed,
+        "metrics": differences,
+        "sliced": f"ndcg@{ks[0]}",
+        "by_history_length": _slices(*sliced, targets.positions - targets.starts),
+        "by_target_popularity": _slices(*sliced, counts[targets.answers()]),
+    }
     lengths = [opened.config.training.seen for opened in (first, second)]
     if lengths[0] != lengths[1]:
         a_sees, b_sees = ("all" if n == WHOLE else f"the newest {n}" for n in lengths)
@@ -87,6 +104,22 @@ def _ranks(opened: "Run", targets: "Targets") -> "Ranks":
     with progress_bar() as progress:
         shown = counted(progress, f"ranking {opened.folder}", len(targets))
         return rank(opened.model(), targets, t.seen, device=t.device, progress=shown).ranks
+
+
+def _slices(first: "Values", second: "Values", values: "NDArray[np.int64]") -> list[dict[str, Any]]:
+    """The means of both runs, in ranges that double."""
+    from lrurec.evaluation.report import doubling
+
+    return [
+        {
+            "from": low,
+            "to": high,
+            "users": int(chosen.sum()),
+            "first": float(first[chosen].mean()),
+            "second": float(second[chosen].mean()),
+        }
+        for low, high, chosen in doubling(values)
+    ]
 
 
 def _told(report: dict[str, Any]) -> str:
@@ -107,7 +140,22 @@ def _told(report: dict[str, Any]) -> str:
             ]
         )
     head = f"A: {report['first']}\nB: {report['second']}\n{report['users']:,} users, {report['split']} split"
-    return "\n\n".join([head, table(rows), _verdict(report)])
+    by = [
+        f"{report['sliced']} by {title}\n{_sliced(report[key])}"
+        for key, title in (
+            ("by_history_length", "length of history"),
+            ("by_target_popularity", "training count of the target"),
+        )
+    ]
+    return "\n\n".join([head, table(rows), *by, _verdict(report)])
+
+
+def _sliced(slices: list[dict[str, Any]]) -> str:
+    rows = [["range", "users", "A", "B", "relative"]]
+    for s in slices:
+        relative = f"{s['first'] / s['second'] - 1:+.1%}" if s["second"] else "-"
+        rows.append([f"{s['from']}-{s['to']}", f"{s['users']:,}", f"{s['first']:.5f}", f"{s['second']:.5f}", relative])
+    return table(rows)
 
 
 def _verdict(report: dict[str, Any]) -> str:

@@ -38,14 +38,17 @@ def _metrics(ranks: Ranks, ks: Sequence[int]) -> dict[str, dict[str, float]]:
 
 def _slices(ranks: Ranks, values: NDArray[np.int64], ks: Sequence[int]) -> list[dict[str, Any]]:
     """The same metrics for users whose value lies in ranges that double: 0, 1, 2-3, 4-7, ..."""
-    exponents = np.where(values > 0, np.floor(np.log2(np.maximum(values, 1))).astype(np.int64), -1)
     slices = []
-    for e in np.unique(exponents):
-        chosen = ranks[exponents == e]
-        low, high = (0, 0) if e < 0 else (1 << int(e), (2 << int(e)) - 1)
-        means = {f"{n}@{k}": float(v(chosen, k).mean()) for k in ks for n, v in METRICS.items()}
-        slices.append({"from": low, "to": high, "users": len(chosen), **means})
+    for low, high, chosen in doubling(values):
+        means = {f"{n}@{k}": float(v(ranks[chosen], k).mean()) for k in ks for n, v in METRICS.items()}
+        slices.append({"from": low, "to": high, "users": int(chosen.sum()), **means})
     return slices
+
+
+def doubling(values: NDArray[np.int64]) -> list[tuple[int, int, NDArray[np.bool_]]]:
+    """Ranges that double, of those that occur: from, to, and who lies in it."""
+    exponents = np.where(values > 0, np.floor(np.log2(np.maximum(values, 1))).astype(np.int64), -1)
+    return [(*((0, 0) if e < 0 else (1 << int(e), (2 << int(e)) - 1)), exponents == e) for e in np.unique(exponents)]
 
 
 def _recommended(recommended: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, float]:
