@@ -107,9 +107,9 @@ def test_what_is_shown_of_a_state(mixer: str) -> None:
 
 def test_the_table_is_not_written_to() -> None:
     _, engine = pair()
-    before = engine.table.copy()
+    before = engine.table[:].copy()
     engine.step(engine.initial(2), np.array([3, 3]))
-    assert np.array_equal(before, engine.table)
+    assert np.array_equal(before, engine.table[:])
 
 
 def test_a_step_allocates_nothing() -> None:

@@ -20,6 +20,7 @@ from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, AnyEngine, AnyShape, engine_of, save_memory
 from lrurec.serving.engine import Floats, Shape
+from lrurec.serving.half import rounded
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
 from lrurec.serving.retrieval import Approximate, Exact
 from lrurec.serving.rwkv import RwkvShape
@@ -36,11 +37,12 @@ def export(
     out: Path,
     checkpoint: str = "best",
     index: str = "auto",
+    half: bool = False,
     watch: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Write the artifact of a run; it appears whole or not at all. Gives its manifest.
 
-    `index`: exact, scanned, approximate, or auto, which goes by the number of items.
+    `index`: exact, scanned, approximate, or auto, which goes by the number of items. `half`: the table in 16 bits per number.
     """
     if index == "auto":
         index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
@@ -48,6 +50,10 @@ def export(
         raise SettingsError(f"{dataset.n_items:,} items are too few for an approximate index; leave out --index")
     model = servable(run.model(checkpoint).cpu(), run.config.name)
     table, bias = (t.detach().numpy() for t in model.item_table())
+    stored: NDArray[Any] = np.ascontiguousarray(table)
+    if half:  # an index is built for what will be read back
+        stored = _halved(table)
+        table = stored.astype(np.float32)
     shape = shape_of(model)
     manifest: dict[str, Any] = {
         "format": f"lrurec-{KIND}",
@@ -61,7 +67,7 @@ def export(
         "from": {"dataset": dataset.content_id, "checkpoint": checkpoint, "config": run.manifest["config"]},
     }
     with new_folder(out, KIND) as work:
-        np.save(work / "table.npy", np.ascontiguousarray(table))
+        np.save(work / "table.npy", stored)
         try:
             save_file(weights_of(model), work / WEIGHTS)
         except SafetensorError as error:
@@ -83,6 +89,13 @@ def export(
             manifest["index"] = build_index(work, table, bias, hidden, watch)
         write_manifest(work, manifest, sealed=True)
     return manifest
+
+
+def _halved(table: Floats) -> NDArray[np.float16]:
+    try:
+        return rounded(table)
+    except ValueError as error:
+        raise SettingsError(f"{error}; leave out --half") from None
 
 
 def servable(model: Model, name: str) -> LRURec:

@@ -43,13 +43,20 @@ class Memory:
     weights: Weights
 
     def added(
-        self, history: NDArray[np.integer], hidden: Floats, table: Floats, bias: Floats
+        self, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
     ) -> tuple[NDArray[np.int32], Floats, Floats]:
         """Items that a history brings to mind, their scores by the model, and what the memory adds to them."""
         items, found = self.transitions.recall(history)
         scores, more = np.empty(len(items), np.float32), np.empty(len(items), np.float32)
-        w, popular = self.weights, self.transitions.popular
-        weigh(hidden, table, bias, items, found, popular, w.w1, w.b1, w.w2, scores, more)
+        w, popular, rows = self.weights, self.transitions.popular, items
+        if not isinstance(table, np.ndarray):  # kept in fewer bits: the rows that are needed
+            table, bias, popular, rows = (
+                table[items],
+                bias[items],
+                popular[items],
+                np.arange(len(items), dtype=np.int32),
+            )
+        weigh(hidden, table, bias, rows, found, popular, w.w1, w.b1, w.w2, scores, more)
         return items, scores, more
 
     def best(

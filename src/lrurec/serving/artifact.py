@@ -2,7 +2,7 @@
 
 manifest.json         the model's shape, where it came from, the size and hash of every file, and its own hash
 weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
-table.npy             float32 [items, width]   what an item is as input, and what it is scored with
+table.npy             float32 or 16 [items, width]  what an item is as input, and what it is scored with
 bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
 index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval); or
@@ -31,17 +31,19 @@ from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
 from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
+from lrurec.serving.half import HalfTable, Table
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
 from lrurec.serving.rwkv import RwkvEngine, RwkvShape
 from lrurec.serving.scanned import Scanned
 
 KIND, VERSION = "artifact", 2
 WEIGHTS = "weights.safetensors"
+_TILE = 1 << 16  # items compared together
 AnyShape = Shape | RwkvShape
 AnyEngine = Engine | RwkvEngine
 
 
-def engine_of(shape: AnyShape, weights: Mapping[str, Floats], table: Floats) -> AnyEngine:
+def engine_of(shape: AnyShape, weights: Mapping[str, Floats], table: Table) -> AnyEngine:
     """The engine that steps models of a shape."""
     if isinstance(shape, RwkvShape):
         return RwkvEngine(shape, weights, table)
@@ -86,7 +88,8 @@ class Artifact:
         weights = load_file(folder / WEIGHTS)
         if wrong := check_tensors(shape.tensors(), weights):
             raise FolderError(f"{folder}: {WEIGHTS} does not fit the model ({', '.join(wrong)}); export it again")
-        table = mapped(folder / "table.npy")
+        stored = mapped(folder / "table.npy")
+        table: Table = HalfTable(stored) if stored.dtype == np.float16 else stored
         names = None
         if manifest["names"]:
             names = TextIds(mapped(folder / "item_names.text.npy"), mapped(folder / "item_names.offsets.npy"))
@@ -118,8 +121,17 @@ class Artifact:
     @cached_property
     def lengths(self) -> Floats:
         """|e| of every item."""
-        found: Floats = np.sqrt(np.einsum("ij,ij->i", self.engine.table, self.engine.table))
+        return np.concatenate([np.sqrt(np.square(self.engine.table[part]).sum(1)) for part in self._parts()])
+
+    def cosines(self, item: int) -> Floats:
+        """How nearly the vectors of all items point the way of one."""
+        table, own = self.engine.table, self.engine.table[item]
+        products = np.concatenate([table[part] @ own for part in self._parts()])
+        found: Floats = products / np.maximum(self.lengths * self.lengths[item], 1e-12)
         return found
+
+    def _parts(self) -> list[slice]:
+        return [slice(first, first + _TILE) for first in range(0, self.n_items, _TILE)]
 
     def name(self, item: int) -> str | None:
         """The title of an item, if it has one."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrurec.kernels import block, step
+from lrurec.serving.half import Table, rows_of
 
 Floats = NDArray[np.float32]
 _ROWS = 2048  # positions encoded together
@@ -67,7 +68,7 @@ class Shape:
 class Engine:
     """The model's weights, laid out for stepping."""
 
-    def __init__(self, shape: Shape, weights: Mapping[str, Floats], table: Floats) -> None:
+    def __init__(self, shape: Shape, weights: Mapping[str, Floats], table: Table) -> None:
         self.shape, self.table = shape, table
         self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in shape.tensors()}
         w = self.w
@@ -89,21 +90,21 @@ class Engine:
         """
         return self._advance(states, self.table, items, out)
 
-    def _advance(self, states: Floats, table: Floats, items: NDArray[np.int64], out: Floats | None) -> Floats:
+    def _advance(self, states: Floats, table: Table, items: NDArray[np.int64], out: Floats | None) -> Floats:
         x = np.empty((len(items), self.shape.width), np.float32) if out is None else out
         scratch = getattr(self._scratch, "rows", None)
         if scratch is None:  # one per thread
             inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
             scratch = self._scratch.rows = np.empty((2, inside), np.float32)
         flat = states.reshape(len(states), self.shape.blocks, 2 * self.shape.channels)
-        step.advance(flat, table, items, x, scratch, *self._switches, *self._arrays)
+        step.advance(flat, *rows_of(table, items), x, scratch, *self._switches, *self._arrays)
         return x
 
     def encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Packed histories to (states, hidden vectors) at their ends; an empty history gives those of a new user."""
         users = len(offsets) - 1
         states, hidden = self.initial(users), np.tile(self.start, (users, 1))
-        for first, last in _groups(offsets):
+        for first, last in groups(offsets):
             lengths = np.diff(offsets[first : last + 1])
             full = np.flatnonzero(lengths) + first
             if len(full):
@@ -158,7 +159,7 @@ def _gelu(a: Floats) -> Floats:
     return a
 
 
-def _groups(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def groups(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Runs of histories of about _ROWS events."""
     first, count = 0, len(offsets) - 1
     while first < count:

@@ -9,6 +9,7 @@ import numpy as np
 from lrurec.errors import FolderError, MissingPartError
 from lrurec.kernels.select import keep_best, strike_out
 from lrurec.serving.engine import Floats
+from lrurec.serving.half import HalfTable, Table
 from lrurec.serving.store.base import Indices
 
 INDEX = "index.faiss"
@@ -31,7 +32,7 @@ class Exact:
 
     kind = "exact"
 
-    def __init__(self, table: Floats, bias: Floats) -> None:
+    def __init__(self, table: Table, bias: Floats) -> None:
         self.table, self.bias = table, bias
 
     def search(
@@ -57,8 +58,10 @@ class Exact:
 
     def _among(self, allow: Indices, queries: Floats, k: int, exclude: Sequence[Indices] | None) -> Found:
         """The same among some items: for lists of allowed ones, and for very many results."""
-        whole = len(allow) == len(self.table)
-        table, bias = (self.table, self.bias) if whole else (self.table[allow], self.bias[allow])
+        if len(allow) == len(self.table) and not isinstance(self.table, HalfTable):
+            table, bias = self.table, self.bias
+        else:
+            table, bias = self.table[allow], self.bias[allow]
         found = []
         for q, query in enumerate(queries):
             scores = table @ query + bias
@@ -77,11 +80,11 @@ class Approximate:
 
     kind = "approximate"
 
-    def __init__(self, index: Any, candidates: int, table: Floats, bias: Floats) -> None:
+    def __init__(self, index: Any, candidates: int, table: Table, bias: Floats) -> None:
         self.index, self.candidates, self.exact = index, candidates, Exact(table, bias)
 
     @classmethod
-    def open(cls, folder: Path, candidates: int, table: Floats, bias: Floats) -> "Approximate":
+    def open(cls, folder: Path, candidates: int, table: Table, bias: Floats) -> "Approximate":
         try:
             index = faiss().read_index(str(folder / INDEX))
         except RuntimeError as error:

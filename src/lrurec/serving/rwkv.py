@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from lrurec.kernels import rwkv_step
 from lrurec.kernels.wkv import LOWEST
-from lrurec.serving.engine import Floats
+from lrurec.serving.engine import Floats, groups
+from lrurec.serving.half import Table, rows_of
 
 _ROWS = 5  # of a state: the input before, numerator, denominator, maximum; the input of the channel mixing before
 
@@ -55,7 +56,7 @@ class RwkvShape:
 class RwkvEngine:
     """The model's weights, laid out for stepping; `decay` is w > 0."""
 
-    def __init__(self, shape: RwkvShape, weights: Mapping[str, Floats], table: Floats) -> None:
+    def __init__(self, shape: RwkvShape, weights: Mapping[str, Floats], table: Table) -> None:
         self.shape, self.table = shape, table
         self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in shape.tensors()}
         self._arrays = tuple(array for name, array in self.w.items() if name != "start")
@@ -78,16 +79,20 @@ class RwkvEngine:
         """Packed histories to (states, hidden vectors) at their ends; an empty history gives those of a new user."""
         users = len(offsets) - 1
         states, hidden = self.initial(users), np.tile(self.start, (users, 1))
-        return states, self._run(states, self.table, items.astype(np.int64, copy=False), offsets, hidden)
+        for first, last in groups(offsets):
+            some = items[offsets[first] : offsets[last]].astype(np.int64, copy=False)
+            span = slice(first, last)
+            self._run(states[span], self.table, some, offsets[first : last + 1] - offsets[first], hidden[span])
+        return states, hidden
 
     def _run(
-        self, states: Floats, table: Floats, items: NDArray[np.int64], offsets: NDArray[np.int64], out: Floats | None
+        self, states: Floats, table: Table, items: NDArray[np.int64], offsets: NDArray[np.int64], out: Floats | None
     ) -> Floats:
         x = np.empty((len(offsets) - 1, self.shape.width), np.float32) if out is None else out
         scratch = getattr(self._scratch, "rows", None)
         if scratch is None:  # one per thread
             scratch = self._scratch.rows = np.empty((6, 4 * self.shape.width), np.float32)
-        rwkv_step.run(states, table, items, offsets, x, scratch, *self._switches, *self._arrays)
+        rwkv_step.run(states, *rows_of(table, items), offsets, x, scratch, *self._switches, *self._arrays)
         return x
 
     def magnitudes(self, states: Floats) -> Floats:

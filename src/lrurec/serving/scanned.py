@@ -19,6 +19,7 @@ from lrurec.arrays import mapped, save_array
 from lrurec.kernels import scan8 as kernels
 from lrurec.kernels.select import strike_out
 from lrurec.serving.engine import Floats
+from lrurec.serving.half import Table
 from lrurec.serving.retrieval import Exact, Found, best_of
 from lrurec.serving.store.base import Indices
 
@@ -33,7 +34,7 @@ class Scanned:
 
     kind = "scanned"
 
-    def __init__(self, codes: NDArray[np.int8], scales: Floats, table: Floats, bias: Floats) -> None:
+    def __init__(self, codes: NDArray[np.int8], scales: Floats, table: Table, bias: Floats) -> None:
         self.codes, self.scales, self.exact = codes, scales, Exact(table, bias)
         self._scan = kernels.scan if kernels.has_pairs() else kernels.scan_reference
 
@@ -50,7 +51,7 @@ class Scanned:
         return cls(codes, scales, table, bias)
 
     @classmethod
-    def open(cls, folder: Path, table: Floats, bias: Floats) -> "Scanned":
+    def open(cls, folder: Path, table: Table, bias: Floats) -> "Scanned":
         return cls(mapped(folder / CODES), mapped(folder / SCALES), table, bias)
 
     def search(

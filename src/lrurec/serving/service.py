@@ -166,8 +166,7 @@ class Served:
     def similar(self, item: Id, k: int) -> list[Recommendation]:
         """The items whose vectors point the same way; the score is the cosine."""
         at = self.index(item)
-        lengths, table = self.artifact.lengths, self.artifact.engine.table
-        cosines = (table @ table[at]) / np.maximum(lengths * lengths[at], 1e-12)
+        cosines = self.artifact.cosines(at)
         cosines[at] = -np.inf
         k = min(k, len(cosines) - 1)
         best = np.argpartition(-cosines, k)[:k] if k < len(cosines) - 1 else np.flatnonzero(cosines > -np.inf)
