@@ -14,7 +14,9 @@ import torch
 import lrurec
 from conftest import Run
 from lrurec.cli import parts
+from lrurec.models.base import TrainedModel
 from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.run import Run as RunFolder
 
 SMALL = ["model.width=16", "model.channels=8", "training.steps=40", "training.validate_every=20", "training.batch=16"]
 SETTINGS = [part for s in [*SMALL, "training.learning_rate=0.02"] for part in ("--set", s)]
@@ -170,3 +172,26 @@ def test_nobody_to_test_on(tmp_path: Path, run: Run) -> None:
     done = run("train", tmp_path / "data", "--out", tmp_path / "run", *SETTINGS)
     assert done.code == 0 and "nothing to validate or test on" in done.err
     assert "nothing to evaluate on" in one_line(run, "evaluate", tmp_path / "run")
+
+
+def test_refit_trains_on_everything_and_is_not_measured(tmp_path: Path, run: Run) -> None:
+    rows = [(u, (u + k) % 12) for u in range(20) for k in range(5)] + [(99, k) for k in (3, 4)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    small = ("--set", "model.width=8", "--set", "model.channels=4", "--set", "training.steps=6")
+    more = ("--set", "training.validate_every=2", "--set", "memory.use=true", "--set", "memory.held_back=0.3")
+    made = run("train", tmp_path / "data", "--out", tmp_path / "run", "--refit", *small, *more)
+    assert made.code == 0 and "on everything" in made.out and "Recall" not in made.out
+    opened = RunFolder.open(tmp_path / "run")
+    model = opened.model()
+    assert isinstance(model, TrainedModel) and model.memory is not None
+    assert int(model.memory.transitions.counts.sum()) == len(rows)
+    assert "test" not in json.loads((tmp_path / "run" / "result.json").read_text())
+    for command in (("evaluate", tmp_path / "run"), ("compare", tmp_path / "run", tmp_path / "run")):
+        refused = run(*command)
+        assert refused.code == 2 and "was trained on everything (--refit)" in refused.err
+    assert run("export", tmp_path / "run", "--out", tmp_path / "artifact").code == 0
+    again = run("train", tmp_path / "data", "--out", tmp_path / "run", "--resume", "--refit")
+    assert again.code == 2 and "leave out" in again.err
+    endless = run("train", tmp_path / "data", "--out", tmp_path / "other", "--recipe", "paper", "--refit")
+    assert endless.code == 2 and "training.refit needs training.steps" in endless.err
+    assert not (tmp_path / "other").exists()

@@ -16,7 +16,7 @@ from lrurec.config import unknown
 from lrurec.data.batches import pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.events import load_events
-from lrurec.data.split import leave_last_out
+from lrurec.data.split import everything, leave_last_out
 from lrurec.errors import FolderError, InputError, SettingsError
 from lrurec.ids import Id
 from lrurec.models.base import Batch, Model, TrainedModel
@@ -71,7 +71,8 @@ class Recommender:
         dataset = Dataset.open(folder / "dataset")
         self.config = self._config(dataset.per_user)
         Run.create(folder / "run", dataset, self.config)
-        Trainer(dataset, leave_last_out(dataset), self.config, folder / "run").train(watch)
+        split = everything(dataset) if self.config.training.refit else leave_last_out(dataset)
+        Trainer(dataset, split, self.config, folder / "run").train(watch)
         return self._ready(folder)
 
     def _ready(self, folder: Path) -> "Recommender":

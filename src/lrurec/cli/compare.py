@@ -52,7 +52,6 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    from lrurec.data.split import leave_last_out
     from lrurec.evaluation.metrics import METRICS
     from lrurec.evaluation.significance import compare
     from lrurec.training.config import WHOLE
@@ -65,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError(
             f"{options.first} and {options.second} were trained on different datasets; compare runs of one"
         )
-    split = leave_last_out(first.dataset(options.dataset))
+    split = first.split(first.dataset(options.dataset))
+    second.split(first.dataset(options.dataset))  # refused if it has seen the answers
     targets = split.test if options.split == "test" else split.valid
     a, b = (_ranks(opened, targets) for opened in (first, second))
     ks = options.ks or [10, 20]

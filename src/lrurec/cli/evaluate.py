@@ -79,11 +79,10 @@ def examine(
 ) -> "tuple[Split, dict[str, Any]]":
     """Rank a part of the split, with a progress bar; gives the split and the full report."""
     from lrurec.data.progress import counted
-    from lrurec.data.split import leave_last_out
     from lrurec.evaluation.ranking import rank
     from lrurec.evaluation.report import full_report
 
-    split = leave_last_out(dataset)
+    split = opened.split(dataset)
     targets = split.test if part == "test" else split.valid
     if not len(targets):
         raise NothingLeftError(

@@ -33,6 +33,7 @@ examples:
   lrurec train data/beauty --out runs/beauty --set model.dropout=0.6 --set training.steps=12000 \\
     --set training.learning_rate=0.003 --set training.loss=sampled --set training.negatives=4096 --set training.shared_negatives=true
   lrurec train data/mine --out runs/best --recipe best           more accurate, and needs no tuning
+  lrurec train data/mine --out runs/live --recipe best --refit   the same on everything there is, to be served
   lrurec train data/mine --out runs/sasrec --model sasrec       another model, in the same way
   lrurec train data/xlong --out runs/xlong --set training.loss=sampled --set training.negatives=100
   lrurec train data/mine --out runs/mine --resume        go on after Ctrl-C, a crash or a power cut
@@ -53,6 +54,11 @@ def add(commands: Commands) -> None:
     p.add_argument("dataset", metavar="DATASET", help="a folder made by lrurec prepare")
     p.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
     add_settings(p)
+    p.add_argument(
+        "--refit",
+        action="store_true",
+        help="train on everything, validation and test items included, for production; nothing is measured",
+    )
     p.add_argument("--resume", action="store_true", help="go on with the run in RUN")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     p.set_defaults(run=run, parser=p)
@@ -61,6 +67,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     need("train")
     import lrurec
+    from lrurec.data.split import everything
     from lrurec.training.config import config_for
     from lrurec.training.loggers import loggers_for
     from lrurec.training.memory import keep_memory
@@ -70,8 +77,10 @@ def run(options: argparse.Namespace) -> int:
     keep_memory()
     folder = Path(options.out)
     if options.resume:
-        if options.model or options.recipe or options.config or options.settings:
-            raise SettingsError("a resumed run keeps its settings; leave out --model, --recipe, --config and --set")
+        if options.model or options.recipe or options.config or options.settings or options.refit:
+            raise SettingsError(
+                "a resumed run keeps its settings; leave out --model, --recipe, --config, --set and --refit"
+            )
         made = Run.open(folder)
         if "imported" in made.manifest:
             raise SettingsError(
@@ -81,12 +90,14 @@ def run(options: argparse.Namespace) -> int:
         dataset = made.dataset(options.dataset)
     else:
         dataset = lrurec.Dataset.open(options.dataset)
-        config = config_for(options.recipe or "fast", options.config, options.settings, options.model, dataset.per_user)
+        settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
+        config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.per_user)
         made = Run.create(folder, dataset, config)
-    trainer = Trainer(dataset, lrurec.leave_last_out(dataset), made.config, folder)
+    split = everything(dataset) if made.config.training.refit else lrurec.leave_last_out(dataset)
+    trainer = Trainer(dataset, split, made.config, folder)
     if options.resume and (folder / LAST).exists():
         trainer.resume()
-    if not len(trainer.split.valid):
+    if not len(trainer.split.valid) and not made.config.training.refit:
         _warn("nobody has three events or more: there is nothing to validate or test on, and metrics will be nan")
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
     try:
@@ -102,12 +113,17 @@ def run(options: argparse.Namespace) -> int:
         print(f"lrurec: stopped and saved at step {trainer.step}; go on with:", file=sys.stderr)
         print(f"  lrurec train {options.dataset} --out {options.out} --resume", file=sys.stderr)
         return 130
-    if not (folder / "result.json").exists():
+    if "test" in result and not (folder / "result.json").exists():
         trainer.loggers.log(trainer.step, {f"test/{name}": value for name, value in result["test"].items()})
     trainer.loggers.close("FINISHED")
     write_json(folder / "result.json", result)
     if options.json:
         print(json.dumps(result, indent=1))
+    elif made.config.training.refit:
+        print(
+            f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s on everything; nothing is left to measure with"
+        )
+        print(f"next      lrurec export {options.out} --out ARTIFACT")
     else:
         valid, test = result["valid"], result["test"]
         if trainer.learner.updates is None:

@@ -101,6 +101,14 @@ def leave_last_out(dataset: Dataset) -> Split:
     )
 
 
+def everything(dataset: Dataset) -> Split:
+    """All of it trains; nothing is left to validate or test on."""
+    starts, stops = np.array(dataset.offsets[:-1]), np.array(dataset.offsets[1:])
+    users, nobody = np.arange(dataset.n_users, dtype=np.int32), np.zeros(0, np.int64)
+    none = Targets(dataset.items, users[:0], nobody, nobody)
+    return Split(Sequences(dataset.items, users, starts, stops), none, none)
+
+
 def by_time(
     dataset: Dataset,
     test_from: str | date,

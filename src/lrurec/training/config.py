@@ -46,6 +46,7 @@ class TrainingConfig:
     candidates: int = 0  # rank among so many sampled items in validation and test, as the paper does for XLong; 0: all
     carry_state: bool = False  # windows of a history follow each other, and go on from the state of the one before
     drop_rest: bool = False  # the authors' windowing, which drops the front of long histories
+    refit: bool = False  # train on everything, validation and test included, for production: nothing is measured
     seed: int = 0
     device: str = "cpu"
     precision: str = (
@@ -61,6 +62,8 @@ class TrainingConfig:
                 raise SettingsError(f"training.{name} must be 1 or more")
         if self.updates == "rows" and self.loss != "sampled":
             raise SettingsError("training.updates=rows needs training.loss=sampled: the full loss touches every row")
+        if self.refit and self.steps < 1:
+            raise SettingsError("without validation nobody knows when to stop: training.refit needs training.steps")
         if self.candidates < 0:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:

@@ -23,6 +23,7 @@ import torch
 
 import lrurec
 from lrurec.data.dataset import Dataset
+from lrurec.data.split import Split, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest
 from lrurec.memory.memory import Memory
@@ -104,6 +105,15 @@ class Run:
                 " input or settings); prepare it as before, or train again"
             )
         return dataset
+
+    def split(self, dataset: Dataset) -> Split:
+        """What it trained on and what is left to measure with; a run that trained on everything is refused."""
+        if self.config.training.refit:
+            raise SettingsError(
+                f"{self.folder} was trained on everything (--refit), so there is nothing to measure it with; evaluate the run"
+                " with the same settings that was trained without --refit"
+            )
+        return leave_last_out(dataset)
 
     def model(self, checkpoint: str = "best") -> Model:
         """The model with the weights of a checkpoint; the best ones have their memory beside them, where there is one."""

@@ -141,6 +141,13 @@ class Trainer:
         self.seconds += time.perf_counter() - started
 
     def _validate(self, loss: float) -> None:
+        if self.config.training.refit:  # there is nothing to validate on: what comes last is the best there is
+            self.learner.settle()
+            if self.step == self.steps:
+                save_checkpoint(self.folder / BEST, self.model, {}, {"step": self.step})
+            self.best_step = self.step
+            self.save()
+            return
         started = time.perf_counter()
         found = self.evaluate("valid")
         self.seconds += time.perf_counter() - started
@@ -170,6 +177,8 @@ class Trainer:
 
     def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
+        if self.config.training.refit:
+            return {"steps": self.step, "best_step": self.best_step, "seconds": round(self.seconds, 1), **best.facts()}
         found = {
             "steps": self.step,
             "best_step": self.best_step,
