@@ -58,7 +58,12 @@ def remember(
     counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config)
     watch(f"learning how much to believe it, from {len(held):,} events held back")
     examples = _examples(model, counted, held, max_length, seed, device)
-    weights = _learned(examples, seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the steps are small: threads would wait for each other most of the time
+    try:
+        weights = _learned(examples, seed)
+    finally:
+        torch.set_num_threads(threads)
     watch("counting once more, with those")
     return Memory(Transitions.count(train.items, train.starts, train.stops, items, config), weights)
 
