@@ -11,6 +11,7 @@ import numpy as np
 from lrurec.kernels.arithmetic import as_bits, as_float, compiled, f4, i4, inlined
 
 FEATURES = 4  # of a recalled item: came after, came before, was around, was around (each by its share)
+LEAST = np.float32(1e-3)  # added to evidence, of which there may be none, before its logarithm is taken
 _looped = numba.njit(nogil=True, cache=True)
 
 
@@ -152,7 +153,7 @@ def weigh(
             s += query[j] * table[b, j]
         s += bias[b]
         for j in range(4):
-            x[j] = _log(f4(found[k, j] + f4(1e-3)))
+            x[j] = _log(f4(found[k, j] + LEAST))
         x[4] = popular[b]
         x[5] = s
         for h in range(units):

@@ -8,7 +8,6 @@ A row keeps its heaviest pairs. The last `window` items of a history look their 
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,7 +79,6 @@ class Transitions:
         stops: Indices,
         n_items: int,
         config: MemoryConfig,
-        progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> "Transitions":
         """Of the sequences items[starts[k]:stops[k]]; some items at a time, so that memory stays bounded."""
         counts, partners = np.zeros(n_items, np.int64), np.zeros(n_items, np.int64)
@@ -105,7 +103,6 @@ class Transitions:
             rows.append(out[:kept])
             values.append(weights[:kept])
             low = high
-            progress(low, n_items)
         found = np.concatenate([*rows, np.zeros(0, np.int32)])
         weighed = np.concatenate([*values, np.zeros((0, 3), np.float32)])
         often = np.maximum(counts, 1)

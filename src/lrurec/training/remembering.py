@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lrurec.arrays import spans
 from lrurec.data.split import Sequences, Targets
 from lrurec.evaluation.ranking import histories, rank
+from lrurec.kernels.recall import LEAST
 from lrurec.memory.memory import INPUTS, Memory, Weights
 from lrurec.memory.transitions import MemoryConfig, Transitions
 from lrurec.models.base import TrainedModel
@@ -24,7 +25,7 @@ _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
 _BEST, _RECALLED, _RANDOM = 64, 64, 32  # rivals of an answer: the model's best, the memory's best, any the memory has
 _HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 16, 500, 1024, 1e-2, 1e-2
-_EVENTS = 1024  # targets looked at together
+_EVENTS = 256  # targets looked at together: their histories are encoded at once
 
 
 def hold_back(train: Sequences, share: float, seed: int) -> tuple[Sequences, Targets]:
@@ -111,7 +112,7 @@ def _examples(
                 is_recalled[: len(chosen)] = brought[place] == chosen
                 x[: len(chosen), :4] = np.where(is_recalled[: len(chosen), None], found[place], 0)
             s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
-            x[:, :4] = np.log(x[:, :4] + 1e-3)
+            x[:, :4] = np.log(x[:, :4] + LEAST)
             x[: len(chosen), 4], x[: len(chosen), 5] = counted.popular[chosen], s[: len(chosen)]
             inputs.append(x)
             scores.append(s)

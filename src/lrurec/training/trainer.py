@@ -64,9 +64,7 @@ class Trainer:
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
         self.loggers = Loggers()  # set from outside: who else hears of the metrics
-        self.said: Callable[[str], None] = lambda line: (
-            None
-        )  # set from outside: who hears what goes on behind the steps
+        self.said: Callable[[str], None] = lambda line: None  # set from outside: who hears of what follows the steps
         self.validated: Callable[[int, dict[str, float]], None] = lambda step, found: None  # set from outside; may stop
 
     def resume(self) -> None:
