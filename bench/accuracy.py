@@ -124,15 +124,20 @@ def write(found: list[dict[str, Any]]) -> None:
     (results / "accuracy.md").write_text("\n".join(lines) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.Namespace:
+    """Which runs, and where they are kept."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", required=True, type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=list(CASES), action="append")
     parser.add_argument(
         "--table", action="store_true", help="train nothing, write the table of the runs that are there"
     )
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments(__doc__)
     if "LRUREC_DATA" not in os.environ:
         raise SystemExit("set LRUREC_DATA to the folder with ml-1m/ and beauty/")
     found: list[dict[str, Any]] = []

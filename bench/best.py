@@ -7,17 +7,15 @@ there is not trained again (an unfinished one is resumed). The table is written 
 trained with seed 0 alone, for the comparison user by user; results/accuracy.md has its three seeds.
 """
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import lrurec
-from accuracy import CASES
+from accuracy import CASES, arguments, spread
 from measure import machine
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +45,6 @@ def compared(runs: Path, name: str) -> dict[str, Any] | None:
     done = subprocess.run(command("compare", *both, "-k", 10, "--json"), check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return {k: v for k, v in found.items() if k not in ("first", "second")}
-
-
-def spread(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.4f}"
-    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
 
 
 def pair(results: list[dict[str, float]]) -> str:
@@ -106,21 +98,14 @@ def write(runs: Path, names: list[str], seeds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", required=True, type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=list(CASES), action="append")
-    parser.add_argument(
-        "--table", action="store_true", help="train nothing, write the table of the runs that are there"
-    )
-    options = parser.parse_args()
+    options = arguments(__doc__)
     names = options.only or list(CASES)
     if not options.table:
         if "LRUREC_DATA" not in os.environ:
             raise SystemExit("set LRUREC_DATA to the folder with ml-1m/ and beauty/")
         for name in names:
             data = options.runs / "data" / name
-            lrurec.load_events(Path(os.environ["LRUREC_DATA"]) / CASES[name].file, out=data)
+            lrurec.load_events(Path(os.environ["LRUREC_DATA"]) / CASES[name].file, out=data, recipe="paper")
             settings = [s for s in CASES[name].settings if not s.startswith("training.precision")]
             train(options.runs / f"fast-{name}-0", data, *(o for s in settings for o in ("--set", s)))
             for seed in range(options.seeds):
