@@ -167,6 +167,8 @@ def test_half_precision_of_large_scores(factor: float) -> None:
     y = torch.randint(0, 300, (50,), generator=g)
     assert groups16.DotGroup.suits(h, 0.1 * e / factor, b) == has_dot16()
     assert not groups16.DotGroup.suits(h, e, b)
+    for odd in (float("nan"), float("inf")):
+        assert not groups16.DotGroup.suits(torch.full_like(h, odd), 0.1 * e, b)
     assert torch.allclose(cross_entropy(h, e, b, y, half=True), cross_entropy_reference(h, e, b, y), rtol=0.01)
 
 

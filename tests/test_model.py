@@ -13,6 +13,7 @@ from lrurec.models.lrurec import MIXERS, LRURec, LRURecConfig
 from lrurec.nn import init
 from lrurec.nn.dropout import Keys, dropout, mask_reference
 from lrurec.nn.loss import cross_entropy
+from lrurec.nn.lru import unlogged, unlogged_reference
 from lrurec.nn.mixer import recurrences
 
 SWITCHES: list[dict[str, Any]] = [
@@ -43,6 +44,19 @@ def model(**switches: Any) -> LRURec:
             if parameter.ndim > 1 and name not in recurrences(made) and parameter.abs().max() < 1:
                 parameter.mul_(8)
     return made
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+def test_eigenvalues_are_those_of_plain_torch(dtype: torch.dtype, tolerance: float) -> None:
+    log = init.ring(200, torch.Generator().manual_seed(4)).to(dtype).requires_grad_()
+    above = torch.randn(3, 200, generator=torch.Generator().manual_seed(5)).to(dtype)
+    found = []
+    for way in (unlogged, unlogged_reference):
+        lam, gamma = way(log)
+        (gradient,) = torch.autograd.grad((lam * above[:2]).sum() + (gamma * above[2]).sum(), log)
+        found.append((lam, gamma, gradient))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)

@@ -160,8 +160,8 @@ def weights_of(model: LRURec) -> dict[str, Floats]:
 
 def _lru_of(block: Any) -> dict[str, Any]:
     lru, pffn = block.mixer, block.pffn
-    b, b_bias = lru.scaled()
-    found = {"lam": lru.eigenvalues(), "b": b.T, "b_bias": b_bias, "c": lru.c_weight.T, "c_bias": lru.c_bias}
+    lam, b, b_bias = lru.in_use()
+    found = {"lam": lam, "b": b.T, "b_bias": b_bias, "c": lru.c_weight.T, "c_bias": lru.c_bias}
     return found if pffn is None else found | {"w1": pffn.w1.T, "b1": pffn.b1, "w2": pffn.w2.T, "b2": pffn.b2}
 
 

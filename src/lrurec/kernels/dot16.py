@@ -32,7 +32,8 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite knows 
 _BFloat._create_instance()
 _int, _word = ir.IntType(64), ir.IntType(32)
 _floats, _words = ir.VectorType(ir.FloatType(), 16), ir.VectorType(_word, 16)
-_halves, _sixteen_halves = ir.VectorType(_BFloat(), 32), ir.VectorType(_BFloat(), 16)
+_halves, _shorts = ir.VectorType(_BFloat(), 32), ir.VectorType(ir.IntType(16), 32)
+_mask = ir.VectorType(_word, 32)
 
 
 def _at(builder: Any, address: Any, rows: int, row: Any, offset: int, kind: Any) -> Any:
@@ -143,19 +144,19 @@ def _powers_tile(
         for i in range(ROWS):
             place = _at(builder, sums, i, sums_row, 0, _floats)
             total = builder.load(place, align=4)
-            for j in range(VECTORS):
-                power = _power(builder, scores[i * VECTORS + j])
-                total = builder.fadd(total, power)
-                half = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _sixteen_halves, [power])
-                builder.store(half, _at(builder, halves, i, halves_row, 32 * j, _sixteen_halves), align=2)
-                rounded.append(builder.zext(builder.bitcast(half, ir.VectorType(ir.IntType(16), 16)), _words))
+            for j in range(0, VECTORS, 2):
+                low, high = (_power(builder, scores[i * VECTORS + k]) for k in (j, j + 1))
+                total = builder.fadd(builder.fadd(total, low), high)
+                both = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _halves, [high, low])
+                builder.store(both, _at(builder, halves, i, halves_row, 32 * j, _halves), align=2)
+                rounded.append(builder.bitcast(both, _shorts))
             builder.store(total, place, align=4)
-        high = ir.Constant(_words, [16] * 16)
         for i in range(0, ROWS, 2):
             for j in range(VECTORS):
-                upper = builder.shl(rounded[(i + 1) * VECTORS + j], high)
-                word = builder.or_(upper, rounded[i * VECTORS + j])
-                builder.store(word, _at(builder, pairs, i // 2, pairs_row, 64 * j, _words), align=4)
+                upper, lower = (rounded[(i + k) * VECTORS // 2 + j // 2] for k in (1, 0))
+                mixed = [x for k in range(16 * (j % 2), 16 * (j % 2) + 16) for x in (k, 32 + k)]
+                pair = builder.shuffle_vector(lower, upper, ir.Constant(_mask, mixed))
+                builder.store(pair, _at(builder, pairs, i // 2, pairs_row, 64 * j, _shorts), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 13), generate

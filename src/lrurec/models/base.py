@@ -97,18 +97,17 @@ class TrainingBatch(Batch):
         is_start = self.inputs[self.offsets[:-1].to(self.inputs.device)] == 0
         return states.masked_fill(is_start.view(-1, *[1] * (states.ndim - 1)), 0.0)
 
-    def with_one_start(self) -> tuple[Batch, Tensor, Tensor]:
+    def with_one_start(self) -> tuple[Batch, Tensor | None, Tensor]:
         """The batch with all start tokens as one sequence, its first; which row of it each answer is for; the answers.
 
         What comes first is asked of nothing but the start token, so its vector can be shared; its answers come first.
-        A batch with few of them stays as it is.
+        A batch with few of them stays as it is, and its rows are None: each answer has its own.
         """
         is_start = self.inputs == 0
         others = (~is_start).nonzero()[:, 0]
         asked = is_start.nonzero()[:, 0]
         if 10 * len(asked) < len(self):  # not worth the copies
-            rows = torch.arange(len(self), device=self.inputs.device)
-            return Batch(self.inputs, self.offsets, half=self.half), rows, self.targets
+            return Batch(self.inputs, self.offsets, half=self.half), None, self.targets
         stays = ~is_start[self.offsets[:-1].to(is_start.device)].cpu()
         lengths = torch.cat([torch.ones(1, dtype=torch.int64), self.lengths[stays]])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -200,7 +199,8 @@ class TrainedModel(Model):
         if self.knows_users:
             return self.encode(batch, keys), batch.targets
         packed, rows, targets = batch.with_one_start()
-        return self.encode(packed, keys).index_select(0, rows), targets
+        hidden = self.encode(packed, keys)
+        return hidden if rows is None else hidden.index_select(0, rows), targets
 
     def last(self, batch: Batch) -> Tensor:
         """[S, d]: the vectors behind the newest items, from which the next ones are predicted."""

@@ -125,7 +125,7 @@ class Block(nn.Module):
         assert isinstance(lru, LRU) and isinstance(pffn, PFFN)
         assert isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
         return Weights(
-            lru.eigenvalues(), *lru.scaled(), lru.c_weight, lru.c_bias, first.weight, first.bias,
+            *lru.in_use(), lru.c_weight, lru.c_bias, first.weight, first.bias,
             pffn.w1, pffn.b1, pffn.w2, pffn.b2, second.weight, second.bias,
         )  # fmt: skip
 

@@ -4,16 +4,15 @@ Takes the place of the tiles in lrurec.nn.loss where it can: on a processor that
 width it suits, and for scores that are small enough to be powers without a look at the largest first.
 """
 
+import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lrurec.kernels import softmax16 as kernels
-from lrurec.kernels.dot16 import COLUMNS, has_dot16, pair_rows
+from lrurec.kernels.dot16 import COLUMNS, has_dot16
 
-_LOG2E = 1.4426950408889634
 _LARGEST = 60.0  # e^60 times all items of a catalogue, and e^-60, are still floats
 _FEW_ITEMS, _FEW = 1 << 14, 192  # positions in a group over few items
 _STORE, _LEAST = 96 << 20, 128  # bytes of exponentials over many items; positions that are worth reading them for
@@ -37,7 +36,7 @@ class DotGroup:
         if not has_dot16() or hidden.shape[1] % COLUMNS or len(hidden) == 0:
             return False
         # No product is larger than that of the lengths (Cauchy and Schwarz). Not a number is not below anything.
-        lengths = [float(torch.linalg.vector_norm(t, dim=1).max()) for t in (hidden, table)]
+        lengths = [math.sqrt(kernels.longest(t.numpy())) for t in (hidden, table)]
         return lengths[0] * lengths[1] + float(bias.abs().max()) < _LARGEST
 
     def __init__(self, table: Tensor, bias: Tensor, rows: int) -> None:
@@ -47,30 +46,16 @@ class DotGroup:
         self.items = np.empty((blocks, self.unit // 2, width), np.int32)
         kernels.pack_items(table.numpy(), self.columns, self.items)
         self.bias = np.full(blocks * self.unit, -1e30, np.float32)  # behind the last item: nothing
-        np.multiply(bias.numpy(), np.float32(_LOG2E), out=self.bias[:items])
-        self.store = np.empty(blocks * self.unit * most // 2, np.int32)
-        self.halves, self.total = np.empty((most, width), np.int16), np.empty(most, np.float32)
-        self.pairs, self.to_hidden = np.empty((most // 2, width), np.int32), np.empty((most, width), np.float32)
-
-    def _powers(self, padded: int) -> Any:
-        blocks = len(self.columns)
-        return self.store[: blocks * padded // 2 * self.unit].reshape(blocks, padded // 2, self.unit)
-
-    def _rounded(self, hidden: Tensor, by: Any) -> Any:
-        """Positions times something, rounded; zeros up to a multiple of four."""
-        padded = _padded(len(hidden), 4)
-        self.halves[len(hidden) : padded] = 0
-        kernels.scale_and_halve(hidden.numpy(), by, self.halves)
-        return self.halves[:padded]
+        np.multiply(bias.numpy(), np.float32(kernels.LOG2E), out=self.bias[:items])
+        self.total, self.store = np.empty(most, np.float32), np.empty(blocks * self.unit * most // 2, np.int32)
+        self.halves, self.to_hidden = np.empty((most, width), np.int16), np.empty((most, width), np.float32)
+        self.pairs = np.empty((most // 2, width), np.int32)
 
     def sums(self, hidden: Tensor, gradients: bool) -> tuple[Any, Any]:
         """(0, sum of exponentials) per position; the exponentials stay in the store."""
-        rows = len(hidden)
-        halves = self._rounded(hidden, np.full(rows, _LOG2E, np.float32))
-        padded = len(halves)
-        total, to_hidden = self.total[:padded], self.to_hidden[:padded]
-        kernels.sums(halves, self.columns, self.items, self.bias, total, self._powers(padded), to_hidden, gradients)
-        return np.zeros(rows, np.float32), total[:rows].copy()
+        places = self.total, self.store, self.halves, self.to_hidden
+        kernels.sums(hidden.numpy(), self.columns, self.items, self.bias, *places, gradients)
+        return np.zeros(len(hidden), np.float32), self.total[: len(hidden)].copy()
 
     def gradients(
         self, hidden: Tensor, largest: Any, weight: Any, d_hidden: Tensor, d_table: Tensor, d_bias: Tensor, fresh: bool
@@ -79,12 +64,16 @@ class DotGroup:
 
         A `fresh` d_table and d_bias hold nothing yet.
         """
-        rows = len(hidden)
-        halves = self._rounded(hidden, weight)
-        padded = len(halves)
-        weights = np.zeros(padded, np.float32)
-        weights[:rows] = weight
-        pair_rows(halves, padded, self.pairs)
-        kernels.add_scaled(self.to_hidden, weight, d_hidden.numpy())
-        pairs, add = self.pairs[: padded // 2], not fresh
-        kernels.to_items(self._powers(padded), pairs, weights, d_table.numpy(), d_bias.numpy(), add)
+        places = self.store, self.halves, self.pairs, self.to_hidden
+        found = d_hidden.numpy(), d_table.numpy(), d_bias.numpy()
+        kernels.gradients(hidden.numpy(), weight, *places, *found, not fresh)
+
+    def meet(
+        self, hidden: Tensor, weights: Tensor, rows: int, logs: Tensor, found: tuple[Tensor, Tensor, Tensor] | None
+    ) -> None:
+        """All of that for any number of positions, some rows at a time, in one loop: no time is lost between groups."""
+        d_hidden, d_table, d_bias = (t.numpy() for t in found or (hidden, hidden, logs))
+        kernels.meet(
+            hidden.numpy(), weights.numpy(), rows, self.columns, self.items, self.bias, self.total, self.store,
+            self.halves, self.pairs, self.to_hidden, logs.numpy(), d_hidden, d_table, d_bias, found is not None,
+        )  # fmt: skip

@@ -137,16 +137,19 @@ def _share_positions(
         group = kind(table, bias, min(rows, count))
         whole, d_table, d_bias = _to_fill(before, padded, table.shape[1] if gradients else 0)
         end = min(begin + share, count)
-        for start in range(begin, end, rows):
-            span = slice(start, min(start + rows, end))
-            largest, total = group.sums(hidden[span], gradients)
-            losses[span], weight = _normalised(largest, total, weights[span], span, beside)
-            if gradients:
-                fresh = start == begin
-                group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias, fresh)
+        mine = slice(begin, end)
+        found = (d_hidden[mine], d_table, d_bias) if gradients else None
+        if isinstance(group, DotGroup) and beside is None:
+            group.meet(hidden[mine], weights[mine], rows, losses[mine], found)
+        else:
+            for start in range(begin, end, rows):
+                span = slice(start, min(start + rows, end))
+                largest, total = group.sums(hidden[span], gradients)
+                losses[span], weight = _normalised(largest, total, weights[span], span, beside)
+                if gradients:
+                    fresh = start == begin
+                    group.gradients(hidden[span], largest, weight, d_hidden[span], d_table, d_bias, fresh)
         if targets is not None:
-            mine = slice(begin, end)
-            found = (d_hidden[mine], d_table, d_bias) if gradients else None
             meet_targets(hidden[mine], table, bias, targets[mine], weights[mine], losses[mine], found)
         return whole, d_bias
 
