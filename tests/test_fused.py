@@ -41,7 +41,7 @@ def gradients(
         out = block(x, offsets, keys, half)
     else:
         out, *ends = block.forward_from(x, offsets, states, keys, half)
-    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(x.dtype)
     return [out.detach(), *torch.autograd.grad(out, [x, *block.parameters()], g), *ends]
 
 
@@ -64,16 +64,21 @@ def check(lengths: list[int], width: int, channels: int, dropout: float, threads
     x = torch.randn(int(offsets[-1]), width, generator=torch.Generator().manual_seed(3))
     states = some_states(lengths, channels) if carried else None
     found = on_threads(threads, first, x, offsets, Keys(7), False, states)
-    expected = gradients(second, x, offsets, Keys(7), False, states)
-    for a, b in zip(found, expected, strict=True):
-        assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
+    plain = gradients(second, x, offsets, Keys(7), False, states)
+    second.double()
+    exact = gradients(second, x.double(), offsets, Keys(7), False, None if states is None else states.double())
+    # A LayerNorm of numbers that are nearly alike magnifies what rounding did: there plain torch is off, too.
+    noise = max(away(b, c) for b, c in zip(plain, exact, strict=True))
+    assert max(away(a, c) for a, c in zip(found, exact, strict=True)) <= 1e-5 + 2 * noise
+
+
+def away(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).abs().max()) / max(1.0, float(exact.abs().max()))
 
 
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any),
-    width=st.sampled_from(
-        [7, 9, 16]
-    ),  # a LayerNorm of fewer numbers is so steep where they are alike that no two ways agree
+    width=st.sampled_from([7, 9, 16]),
     channels=st.sampled_from([1, 7, 16]),
     dropout=st.sampled_from([0.0, 0.3]),
     threads=st.integers(1, 3),
