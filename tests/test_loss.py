@@ -265,6 +265,24 @@ def test_shared_negatives_in_compiled_loops(n: int, items: int, many: int, corre
         assert torch.allclose(a.double(), c, rtol=1e-4, atol=1e-5)
 
 
+@given(st.integers(1, 300), st.integers(2, 90), st.integers(1, 300), st.booleans(), st.sampled_from([0.1, 1.0, 10.0]))
+@settings(max_examples=60, deadline=None)
+def test_shared_negatives_in_half_precision(n: int, items: int, many: int, corrected: bool, scale: float) -> None:
+    """Wide enough for the instruction, and with scores that are too large for it; larger scores are off by more."""
+    g = torch.Generator().manual_seed(n)
+    h = scale * torch.randn(n, 64, generator=g)
+    e, b = 0.1 * torch.randn(items + 1, 64, generator=g), torch.randn(items, generator=g)
+    y, negatives = (torch.randint(0, items, (k,), generator=g) for k in (n, many))
+    log_q = torch.randn(items, generator=g) if corrected else None
+    h, e, b = (t.requires_grad_() for t in (h, e, b))
+    found = sampled_softmax(h, e, b, y, negatives, log_q, half=True)
+    expected = sampled_softmax_reference(h, e, b, y, negatives, log_q)
+    wrong = 0.01 * max(1.0, scale)
+    assert torch.allclose(found, expected, rtol=wrong, atol=wrong)
+    for a, c in zip(torch.autograd.grad(found, (h, e, b)), torch.autograd.grad(expected, (h, e, b)), strict=True):
+        assert float((a - c).norm()) <= 2 * wrong * float(c.norm()) + 1e-3
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_sampled_gradcheck(shared: bool) -> None:
     h, e, b, y = case(5, 7)

@@ -33,13 +33,13 @@ def sampled_softmax_reference(
 
 def _compiled(
     hidden: Tensor, items: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, shift: Tensor, weights: Tensor,
-    d_items: Tensor, d_bias: Tensor, gradients: bool,
+    d_items: Tensor, d_bias: Tensor, gradients: bool, half: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Losses and gradients of positions whose targets are not among the shared negatives, by the loops of the full loss."""
     own = torch.empty(len(hidden))
     at_targets(hidden.numpy(), items.numpy(), bias.numpy(), targets.numpy(), own.numpy())
     offset = (bias + shift)[negatives]
-    logs, found = log_sums(hidden, items[negatives], offset, None, gradients, weights, beside=own)
+    logs, found = log_sums(hidden, items[negatives], offset, None, gradients, weights, half, beside=own)
     if found is None:
         return logs - own, hidden
     d_hidden, d_drawn, d_offset = found
@@ -53,9 +53,10 @@ def _compiled(
 
 def _in_blocks(
     hidden: Tensor, items: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, shift: Tensor, weights: Tensor,
-    d_items: Tensor, d_bias: Tensor, gradients: bool,
+    d_items: Tensor, d_bias: Tensor, gradients: bool, half: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same in plain torch: any device, any precision, any negatives; hits of a target are left out."""
+    kind = torch.bfloat16 if half else hidden.dtype
     (count, width), shared, many = hidden.shape, negatives.ndim == 1, negatives.shape[-1]
     offset = bias + shift
     rows = max(1, _GATHERED // (many * (1 if shared else width) * hidden.element_size()))
@@ -66,7 +67,7 @@ def _in_blocks(
         h, y, n = hidden[part], targets[part], negatives if shared else negatives[part]
         own, others = items[y], items.index_select(0, n.reshape(-1))  # [R, d], [R * K, d] or [K, d]
         if shared:
-            scores = h @ others.T
+            scores = (h.to(kind) @ others.to(kind).T).to(h.dtype)
         else:
             others = others.view(-1, many, width)
             scores = torch.bmm(h[:, None], others.transpose(1, 2))[:, 0]
@@ -85,8 +86,9 @@ def _in_blocks(
         d_bias.index_add_(0, y, g_own[:, 0])
         d_bias.index_add_(0, n.reshape(-1), g.sum(0) if shared else g.reshape(-1))
         if d_shared is not None:
-            d_hidden[part] = g @ others + g_own * own
-            d_shared.addmm_(g.T, h)
+            rounded = g.to(kind)
+            d_hidden[part] = rounded @ others.to(kind) + g_own * own
+            d_shared += rounded.T @ h.to(kind)
         else:
             d_hidden[part] = torch.bmm(g[:, None], others)[:, 0] + g_own * own
             outer = torch.mul(g[:, :, None], h[:, None], out=others)  # the vectors are no longer needed
@@ -100,7 +102,7 @@ class _SampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, log_q: Tensor | None,
-        gradients: bool,
+        gradients: bool, half: bool,
     ) -> Tensor:  # fmt: skip
         hidden, table, bias = hidden.detach(), table.detach(), bias.detach()
         items, whole, d_bias = catalogue(table, bias), torch.zeros_like(table), torch.zeros_like(bias)
@@ -117,14 +119,14 @@ class _SampledSoftmax(torch.autograd.Function):
             if len(mine):
                 given = hidden[mine], items, bias, targets[mine], negatives if negatives.ndim == 1 else negatives[mine]
                 sums = catalogue(whole, bias), d_bias
-                losses[mine], d_hidden[mine] = work(*given, shift, weights[mine], *sums, gradients)
+                losses[mine], d_hidden[mine] = work(*given, shift, weights[mine], *sums, gradients, half)
         if gradients:
             ctx.save_for_backward(d_hidden, whole, d_bias)
         return losses.mean(dtype=torch.float64).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (*scaled(ctx.saved_tensors, grad), None, None, None, None)
+        return (*scaled(ctx.saved_tensors, grad), None, None, None, None, None)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -135,6 +137,7 @@ def sampled_softmax(
     targets: Tensor,
     negatives: Tensor,
     log_q: Tensor | None = None,
+    half: bool = False,
 ) -> Tensor:
     """Cross entropy of the target among K sampled negatives: [N, K] per position, or [K] shared by all.
 
@@ -145,9 +148,11 @@ def sampled_softmax(
 
     The expectation of Z is the sum over the whole catalogue, so the more negatives, the nearer the gradient is to that
     of the full softmax. Without `log_q` the target competes with the drawn items alone, as in the paper.
+
+    With `half`, the products with shared negatives are taken in bfloat16, as in lrurec.nn.loss.
     """
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (hidden, table, bias))
     result: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden.contiguous(), table, bias, targets, negatives, log_q, gradients
+        hidden.contiguous(), table, bias, targets, negatives, log_q, gradients, half
     )
     return result

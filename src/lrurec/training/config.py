@@ -49,9 +49,7 @@ class TrainingConfig:
     refit: bool = False  # train on everything, validation and test included, for production: nothing is measured
     seed: int = 0
     device: str = "cpu"
-    precision: str = (
-        "float32"  # or bfloat16, for products of the blocks and the full loss; auto: if the processor has it
-    )
+    precision: str = "float32"  # or bfloat16, for products of the blocks and the loss; auto: if the processor has it
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():

@@ -70,7 +70,7 @@ class WholeSteps:
             loss: Tensor = cross_entropy(hidden, table, bias, targets, half=batch.half)
         else:
             negatives = torch.from_numpy(_for(drawn, len(targets))).to(hidden.device)
-            loss = sampled_softmax(hidden, table, bias, targets, negatives, self.log_q)
+            loss = sampled_softmax(hidden, table, bias, targets, negatives, self.log_q, batch.half)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), ends
@@ -135,7 +135,7 @@ class RowSteps:
         hidden, answers, ends, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))
         log_q = None if self.log_q is None else self.log_q[moved(items)]
         negatives = moved(self._place[_for(drawn, len(answers))])
-        loss: Tensor = sampled_softmax(hidden, table, bias, answers, negatives, log_q)
+        loss: Tensor = sampled_softmax(hidden, table, bias, answers, negatives, log_q, batch.half)
         for parameter in self.others:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
