@@ -157,6 +157,30 @@ def test_it_learns_what_its_kind_can_express(
 
 
 @every_trained
+def test_looking_ahead(case: Case, tmp_path: Path, logs: dict[str, lrurec.Dataset]) -> None:
+    """A later item of the same window stands for the next one as often as asked; the others refuse."""
+    batch = replace(training_batch([30, 1, 2, 9, 30] * (USERS // 5)), look_ahead=0.4)
+    model = fresh(case)
+    assert isinstance(model, TrainedModel)
+    if case not in NEXT_ITEM:
+        with pytest.raises(SettingsError, match="look_ahead needs a model"):
+            trained(case, logs["cycle"], tmp_path / "run", "training.look_ahead=0.4")
+        return
+    _, answers = model.examples(batch, Keys(3))
+    _, again = model.examples(batch, Keys(3))
+    _, plain = model.examples(replace(batch, look_ahead=0.0), Keys(3))
+    assert torch.equal(answers, again)
+    drawn = batch.answers(Keys(3))
+    window = torch.repeat_interleave(batch.windows.diff())
+    for w in window.unique().tolist():
+        targets = batch.targets[window == w].tolist()
+        assert all(a in targets[k:] for k, a in enumerate(drawn[window == w].tolist()))
+    assert torch.equal(drawn[batch.inputs == 0], batch.targets[batch.inputs == 0])
+    changed = float((answers != plain).float().mean())
+    assert 0.25 < changed < 0.4  # not at the ends of windows, nor where a later item is the same
+
+
+@every_trained
 def test_the_past_does_not_see_the_future(case: Case) -> None:
     """Changing an item changes nothing before it and nothing in other sequences, but something behind it."""
     if not case.causal:

@@ -10,16 +10,19 @@ A batch is packed: the items of all sequences in one run, and offsets. Item numb
 0 is the start of a history. A model adds for itself what else it needs (positions, a mask).
 """
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lrurec.memory.memory import Memory
-from lrurec.nn.dropout import Keys
+from lrurec.nn.dropout import Keys, hashes
 from lrurec.nn.tiles import catalogue
+
+_FURTHEST = 8  # items behind the next one that may stand for it
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,22 @@ class TrainingBatch(Batch):
     targets: Tensor  # [N] item, the answer at each position
     windows: Tensor  # [W + 1], on the CPU
     carried: Tensor | None = None  # [W, ...], the states that windows go on from; None: each begins anew
+    look_ahead: float = 0.0  # the chance that an answer is not the next item but one behind it
+
+    def answers(self, keys: Keys) -> Tensor:
+        """[N]: the answer at each position, drawn by the keys: the next item or, with `look_ahead`, one further ahead.
+
+        Each item further is taken with that chance, up to a few, as far as the window reaches. What comes first stays first.
+        """
+        if not self.look_ahead:
+            return self.targets
+        device, count = self.targets.device, len(self)
+        drawn = (hashes(count, keys.next(), device).double() + 0.5) / 2.0**32
+        further = (drawn.log() / math.log(self.look_ahead)).long().clamp(max=_FURTHEST)
+        here = torch.arange(count, device=device)
+        left = self.windows[1:].repeat_interleave(self.windows.diff()).to(device) - 1 - here
+        further[(further > left) | (self.inputs == 0)] = 0
+        return self.targets[here + further]
 
     def begin(self, states: Tensor) -> Tensor:
         """The states that sequences begin with, [S, ...], of those that windows go on from; a start token has none."""
@@ -182,6 +201,11 @@ class TrainedModel(Model):
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         """Hidden vectors of all positions: [N, d]; none sees what comes after it. With keys, dropout is on."""
 
+    @classmethod
+    def looks_ahead(cls, config: Any) -> bool:
+        """Whether it learns every next item with these settings, so that a later one may stand for it."""
+        return True
+
     @abstractmethod
     def answers(self) -> tuple[Tensor, Tensor]:
         """(E, bias [V]). The last V rows of E are the items; what comes before (a start token) is never an answer."""
@@ -196,6 +220,7 @@ class TrainedModel(Model):
 
         Histories all start from the same token: it is encoded once, under one dropout, and the loss meets it once.
         """
+        batch = replace(batch, targets=batch.answers(keys))
         if self.knows_users:
             return self.encode(batch, keys), batch.targets
         packed, rows, targets = batch.with_one_start()

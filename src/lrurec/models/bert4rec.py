@@ -66,6 +66,10 @@ class BERT4Rec(TrainedModel):
     def answers(self) -> tuple[Tensor, Tensor]:
         return self.embedding, self.bias
 
+    @classmethod
+    def looks_ahead(cls, config: BERT4RecConfig) -> bool:
+        return False
+
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         """The masked items of the windows."""
         masked = self.masked(batch.windows, batch.targets.device, keys)

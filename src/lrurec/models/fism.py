@@ -74,6 +74,10 @@ class FISM(TrainedModel):
     def last(self, batch: Batch) -> Tensor:
         return self._hidden(self._sums(batch.inputs, batch.offsets), batch.lengths.to(batch.inputs.device), None)
 
+    @classmethod
+    def looks_ahead(cls, config: FISMConfig) -> bool:
+        return config.context == "before"
+
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         if self.config.context == "before":
             return super().examples(batch, keys)

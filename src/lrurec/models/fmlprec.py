@@ -114,6 +114,10 @@ class FMLPRec(TrainedModel):
             return self._packed(batch, keys)
         return self._in_parts(batch, torch.arange(len(batch), device=batch.inputs.device), keys)
 
+    @classmethod
+    def looks_ahead(cls, config: FMLPRecConfig) -> bool:
+        return config.filter == "causal"
+
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         if self.config.filter == "causal":
             return super().examples(batch, keys)

@@ -57,6 +57,10 @@ class MF(TrainedModel):
         hidden: Tensor = dropout(of_users(batch, self.users), self.config.dropout, keys)
         return hidden
 
+    @classmethod
+    def looks_ahead(cls, config: MFConfig) -> bool:
+        return False
+
     def examples(self, batch: TrainingBatch, keys: Keys) -> tuple[Tensor, Tensor]:
         windows = batch.windows.to(batch.inputs.device)
         vectors = F.embedding(batch.user_rows()[windows[:-1]], self.users, padding_idx=0)

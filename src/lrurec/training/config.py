@@ -41,6 +41,7 @@ class TrainingConfig:
     negatives_from: str = "uniform"  # or popularity: in proportion to how often an item occurs in training
     shared_negatives: bool = False  # one set of negatives for all positions of a step
     updates: str = "auto"  # dense: all rows of the tables at each step; rows: those it touches; auto: rows if sampled
+    look_ahead: float = 0.0  # the chance that an answer is not the next item but the one behind it, and so on
     validate_every: int = 1000
     patience: int = 10
     candidates: int = 0  # rank among so many sampled items in validation and test, as the paper does for XLong; 0: all
@@ -62,6 +63,8 @@ class TrainingConfig:
             raise SettingsError("training.updates=rows needs training.loss=sampled: the full loss touches every row")
         if self.refit and self.steps < 1:
             raise SettingsError("without validation nobody knows when to stop: training.refit needs training.steps")
+        if not 0 <= self.look_ahead < 1:
+            raise SettingsError(f"training.look_ahead must lie between 0 and 1, not {self.look_ahead}")
         if self.candidates < 0:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:

@@ -42,6 +42,10 @@ def settled(config: RunConfig) -> RunConfig:
             "training.carry_state needs a model that goes on from a state (lrurec with model.mixer=lru);"
             f" leave it out for {config.name}{_mixer(config)}"
         )
+    if t.look_ahead and not (issubclass(model, TrainedModel) and model.looks_ahead(config.model)):
+        raise SettingsError(
+            f"training.look_ahead needs a model that learns from every next item; leave it out for {config.name}"
+        )
     return replace(config, training=replace(t, precision=precision, updates=updates))
 
 
@@ -108,6 +112,7 @@ class Learner:
             windows=torch.from_numpy(packed.windows),
             half=t.precision == "bfloat16",
             carried=self._carried(number),
+            look_ahead=t.look_ahead,
         )
         drawn = None
         if self.negatives is not None:

@@ -130,6 +130,7 @@ class RowSteps:
             targets=moved(self._place[targets]),
             windows=batch.windows,
             carried=batch.carried,
+            look_ahead=batch.look_ahead,
         )
         taken = {f"model.{name}": tensor for name, (_, tensor) in self._taken.items()}
         hidden, answers, ends, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))
@@ -193,7 +194,7 @@ def _examples(model: TrainedModel, batch: TrainingBatch, keys: Keys) -> tuple[Te
     if batch.carried is None or not isinstance(model, CarryingModel):
         return *model.examples(batch, keys), None
     hidden, states = model.encode_from(batch, batch.begin(batch.carried), keys)
-    return hidden, batch.targets, batch.end(states.detach())
+    return hidden, batch.answers(keys), batch.end(states.detach())
 
 
 def _for(drawn: NDArray[np.int64], positions: int) -> NDArray[np.int64]:
