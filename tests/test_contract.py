@@ -69,12 +69,27 @@ CASES = [
             "training.learning_rate=0.01",
         ),
     ),
+    Case(
+        "bert4rec",
+        (
+            "model.width=32",
+            "model.dropout=0.1",
+            "model.head=none",
+            "model.begin=copies",
+            "training.batch=40",
+            "training.max_length=7",
+            "training.learning_rate=0.01",
+        ),
+        kind="copies",
+    ),
     Case("lrurec", ("model.width=16", "model.channels=16", "model.dropout=0.1")),
     Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1"), kind="s4"),
     Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1"), kind="rwkv"),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
-NEXT_ITEM = [c for c in TRAINED if str(c) not in ("bert4rec", "mf", "fism", "fmlprec-circular")]  # learn from every one
+NEXT_ITEM = [
+    c for c in TRAINED if str(c) not in ("bert4rec", "bert4rec-copies", "mf", "fism", "fmlprec-circular")
+]  # learn from every one
 RECURRENT = [c for c in CASES if issubclass(model_class(c.model), RecurrentModel)]
 every = pytest.mark.parametrize("case", CASES, ids=str)
 every_trained = pytest.mark.parametrize("case", TRAINED, ids=str)

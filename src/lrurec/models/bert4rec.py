@@ -5,6 +5,10 @@
             x = LayerNorm(PFFN(z) + z)
     scores  = E GELU(W_P x + b_P) + bias                    (E is the embedding: the prediction layer is tied)
 
+With `model.head=none` the last line is E x + bias, as in widely used implementations. With `model.begin=copies` attention begins
+as an average of what it looks at (its values and its output begin as identities), so that items reach the prediction from
+the first step on: there is no residual from an item to the mask behind it, and sparse logs teach that path slowly.
+
 Trained as a cloze: some items of a window are replaced by a learned mask, and predicted from what is left, before and
 behind. In a share of the windows only the newest item is masked, as it is when the model is asked: then the mask is
 appended to the newest `max_length` - 1 items. Which items are masked is a function of the keys of the step.
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, Card, Sizes, TrainedModel, TrainingBatch
 from lrurec.nn.attention import AttentionConfig, Encoder, projection
@@ -36,9 +41,14 @@ class BERT4RecConfig(AttentionConfig):
 
     mask_share: float = 0.2  # of the items of a window; the paper's is 0.2 on ML-1M and 0.6 on Beauty
     last_share: float = 0.1  # of the windows: only their newest item is masked
+    head: str = "gelu"  # or none: vectors of positions meet the items as they are
+    begin: str = "random"  # or copies: attention begins as an average of what it looks at
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, known in (("head", ("gelu", "none")), ("begin", ("random", "copies"))):
+            if getattr(self, name) not in known:
+                raise unknown(f"model.{name}", getattr(self, name), known)
         if not 0 < self.mask_share <= 1:
             raise SettingsError(f"model.mask_share must be above 0 and at most 1, not {self.mask_share}")
         if not 0 <= self.last_share <= 1:
@@ -58,9 +68,12 @@ class BERT4Rec(TrainedModel):
         width = config.width
         self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, width), generator))
         self.encoder = Encoder(sizes.max_length, config, generator)
-        self.head = projection(width, width, generator)
-        self.head_bias = nn.Parameter(torch.zeros(width))
-        self.head_norm = nn.LayerNorm(width)
+        if config.begin == "copies":
+            self.encoder.copy_at_first()
+        if config.head == "gelu":
+            self.head = projection(width, width, generator)
+            self.head_bias = nn.Parameter(torch.zeros(width))
+            self.head_norm = nn.LayerNorm(width)
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
 
     def answers(self) -> tuple[Tensor, Tensor]:
@@ -127,6 +140,8 @@ class BERT4Rec(TrainedModel):
         items = F.embedding(batch.inputs, self.embedding)
         newest = (batch.offsets[1:] - 1).repeat_interleave(batch.lengths).to(rows.device)
         places = newest - torch.arange(len(batch), device=rows.device)
-        x = self.encoder(items, places, batch.offsets, keys, causal=False, rows=rows)
+        x: Tensor = self.encoder(items, places, batch.offsets, keys, causal=False, rows=rows)
+        if self.config.head == "none":
+            return x
         result: Tensor = self.head_norm(F.gelu(F.linear(x, self.head, self.head_bias)))
         return result

@@ -93,6 +93,15 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.blocks))
 
+    @torch.no_grad()
+    def copy_at_first(self) -> None:
+        """Let attention begin as an average of what it looks at."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            same = torch.eye(len(block.out))
+            block.qkv[-len(same) :] = same
+            block.out.copy_(same)
+
     def forward(
         self, x: Tensor, places: Tensor, offsets: Tensor, keys: Keys | None, *, causal: bool, rows: Tensor | None = None
     ) -> Tensor:
