@@ -136,3 +136,44 @@ def test_command(tmp_path: Path, run: Run) -> None:
     missing = run("recommend", tmp_path / "run", "--user", "nobody")
     assert missing.code == 2 and "is not in the dataset" in missing.err
     assert run("recommend", tmp_path / "run").code == 2
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, "3", True])
+def test_k_is_a_count(rec: Recommender, k: Any) -> None:
+    with pytest.raises(SettingsError, match="k must be a whole number of 1 or more"):
+        rec.recommend(["u1"], k=k)
+    with pytest.raises(SettingsError, match="k must be a whole number of 1 or more"):
+        rec.similar_items(["apple"], k=k)
+
+
+def test_texts_for_lists(rec: Recommender) -> None:
+    with pytest.raises(SettingsError, match=r"write \['apple'\]"):
+        rec.similar_items("apple")
+    with pytest.raises(SettingsError, match="a history is a list of items"):
+        rec.recommend(histories=["apple", "fig"])
+
+
+def test_folders_that_are_none_of_ours(rec: Recommender, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match="cannot be written"):
+        rec.save(tmp_path / "file" / "kept")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(FolderError, match="is not what save wrote"):
+        Recommender.load(tmp_path)
+
+
+def test_histories_of_the_command_line(tmp_path: Path, run: Run) -> None:
+    names = ["-7", "salt, coarse", "pepper"]
+    rows = [(u, names[(u + k) % 3]) for u in range(9) for k in range(4)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    assert run("train", tmp_path / "data", "--out", tmp_path / "run", "--model", "markov").code == 0
+
+    def told(history: str) -> str:
+        done = run("recommend", tmp_path / "run", f"--history={history}", "-k", "1")
+        return done.out if done.code == 0 else done.err
+
+    assert told("-7").startswith("after -7:")
+    assert told('["salt, coarse", "pepper"]').startswith("after salt, coarse, pepper:")
+    assert told(" pepper , -7 ").startswith("after pepper, -7:")
+    assert "leave it out of --history" in told("stone")
+    assert "is no JSON" in told('["salt')

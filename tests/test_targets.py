@@ -187,6 +187,7 @@ def test_mistakes(tiny: Path, tmp_path: Path, run: Run) -> None:
         (("curvs",), "did you mean 'curves'?"),
         (("ablation", "--models", "no-pfn"), "did you mean 'no-pffn'?"),
         (("latency", "--models", "lrurec"), "leave out --models"),
+        (("latency",), "leave out --datasets and --budget"),
         (("all", "--models", "lrurec"), "leave it out for all"),
         (("main", "--page", "page.md"), "--results"),
     ):

@@ -1,12 +1,14 @@
 """`lrurec train` and `lrurec evaluate` as a person uses them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 import lrurec
 from conftest import Run
 from lrurec.cli import parts
+from lrurec.folder import held
 from lrurec.models.base import TrainedModel
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.run import Run as RunFolder
@@ -199,3 +202,126 @@ def test_refit_trains_on_everything_and_is_not_measured(tmp_path: Path, run: Run
     endless = run("train", tmp_path / "data", "--out", tmp_path / "other", "--recipe", "paper", "--refit")
     assert endless.code == 2 and "training.refit needs training.steps" in endless.err
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("training.learning_rate=-1", "training.learning_rate must be a number of 0 or more"),
+        ("training.learning_rate=nan", "training.learning_rate must be a number of 0 or more"),
+        ("training.clip=-1", "training.clip must be a number above 0"),
+        ("training.weight_decay=-1", "training.weight_decay must be a number of 0 or more"),
+        ("training.seed=-1", "training.seed must be a whole number from 0"),
+        (f"training.seed={1 << 40}", "training.seed must be a whole number from 0"),
+        ("training.steps=-5", "training.steps must be 0"),
+        ("training.device=foo", "training.device=foo is no device"),
+        ("training.device=cuda:7", "training.device=cuda:7 is not here"),
+        ("model.width=100000000000", "the model does not fit into memory"),
+        ("training.stepz=5", "unknown setting of training 'stepz'; did you mean 'steps'?"),
+    ],
+)
+def test_settings_that_cannot_be_leave_no_folder(cycle: Path, run: Run, setting: str, said: str) -> None:
+    out = cycle.parent / "run"
+    assert said in one_line(run, "train", cycle, "--out", out, "--set", setting)
+    assert not out.exists()
+
+
+def test_a_sampled_loss_that_cannot_be_leaves_no_folder(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    settings = ("--set", "training.loss=sampled", "--set", "training.negatives=1000000")
+    assert "are more than the 12 items" in one_line(run, "train", cycle, "--out", out, *settings)
+    assert not out.exists()
+
+
+def test_a_config_that_is_no_text(cycle: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(b"[training]\nsteps = 5 # \xff\n")
+    said = one_line(run, "train", cycle, "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
+    assert "is not text in UTF-8" in said
+
+
+def test_a_dataset_folder_is_no_run_to_go_on_with(cycle: Path, run: Run) -> None:
+    said = one_line(run, "train", cycle, "--out", cycle)
+    assert "already exists; choose another --out" in said and "--resume" not in said
+
+
+def test_a_dataset_with_items_that_it_does_not_have(cycle: Path, run: Run) -> None:
+    items = np.load(cycle / "items.npy")
+    items[17] = 10_000
+    np.save(cycle / "items.npy", items)
+    assert "items.npy names items that are not in it" in one_line(run, "train", cycle, "--out", cycle.parent / "run")
+    assert not (cycle.parent / "run").exists()
+
+
+@pytest.mark.parametrize("file", ["best.safetensors", "last.safetensors"])
+def test_a_changed_byte_is_noticed(cycle: Path, run: Run, file: str) -> None:
+    out = cycle.parent / "run"
+    assert run("train", cycle, "--out", out, *SETTINGS).code == 0
+    weights = bytearray((out / file).read_bytes())
+    weights[-3] ^= 1
+    (out / file).write_bytes(weights)
+    command = ("evaluate", out) if file.startswith("best") else ("train", cycle, "--out", out, "--resume")
+    assert "its bytes have changed" in one_line(run, *command)
+
+
+def test_metrics_that_end_within_a_line(cycle: Path, run: Run) -> None:
+    """As a machine that lost power leaves them."""
+    out = cycle.parent / "run"
+    assert run("train", cycle, "--out", out, *SETTINGS).code == 0
+    rows = (out / "metrics.jsonl").read_text()
+    (out / "metrics.jsonl").write_text(rows + '{"step": 60, "sec')
+    assert run("report", out).code == 0
+    assert run("train", cycle, "--out", out, "--resume").code == 0
+    assert (out / "metrics.jsonl").read_text() == rows
+    (out / "metrics.jsonl").write_text('{"step": 60, "sec\n' + rows)
+    assert "line 1 of" in one_line(run, "report", out)
+
+
+def test_a_run_that_is_being_trained_is_left_alone(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    long = ("--set", "training.steps=1000000", "--set", "training.validate_every=1000000")
+    command = [sys.executable, "-m", "lrurec.cli.main", "train", str(cycle), "--out", str(out), *SETTINGS, *long]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not (out / "manifest.json").exists():
+            time.sleep(0.01)
+        time.sleep(1.0)
+        assert "is being trained by another process" in one_line(run, "train", cycle, "--out", out, "--resume")
+        process.kill()
+        process.communicate()
+    with held(out, "trained"):  # of one that was killed, nothing is left
+        pass
+
+
+def test_a_loss_that_is_no_number_says_how_to_go_on(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    said = one_line(run, "train", cycle, "--out", out, *SETTINGS, "--set", "training.learning_rate=1e30")
+    assert "train again with a lower training.learning_rate (it is 1e+30)" in said
+
+
+COLD = """
+import hashlib, torch
+from lrurec.models.base import Batch, Sizes
+from lrurec.models.lrurec import LRURec, LRURecConfig
+from lrurec.nn.dropout import Keys
+from lrurec.nn.loss import cross_entropy, multiplies_half
+g = torch.Generator().manual_seed(3)
+model = LRURec(Sizes(200, 5, 50), LRURecConfig(), g)
+items = torch.randint(1, 201, (160,), generator=g)
+batch = Batch(items, torch.tensor([0, 50, 51, 51, 100, 160]), None, half=multiplies_half(torch.device("cpu")))
+hidden = model.encode(batch, Keys(5))
+loss = cross_entropy(hidden, *model.answers(), torch.randint(0, 200, (160,), generator=g), half=batch.half)
+loss.backward()
+found = hashlib.sha256()
+for p in model.parameters():
+    found.update(p.grad.numpy().tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_kernels_from_the_cache_are_those_that_were_compiled(tmp_path: Path) -> None:
+    """The first process compiles, the second finds everything compiled: the same gradients, bit for bit."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COLD]
+    cold, warm = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert any(tmp_path.rglob("*.nbc")) and cold == warm

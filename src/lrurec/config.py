@@ -25,10 +25,10 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> SettingsError:
     return SettingsError(f"unknown {kind} '{given}'; {hint}")
 
 
-def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
+def from_mapping(cls: type[T], values: Mapping[str, Any], what: str = "key") -> T:
     """Build the dataclass `cls` from a mapping; an unknown key is an error."""
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            raise unknown("key", key, names)
+            raise unknown(what, key, names)
     return cls(**values)

@@ -23,6 +23,7 @@ from typing import Any
 from lrurec.errors import FolderError
 
 _AGAIN = {"dataset": "make the dataset again (prepare --force)", "artifact": "make it again with lrurec export"}
+_MADE_BY = {"dataset": "prepare", "run": "train", "artifact": "export"}
 MANIFEST = "manifest.json"
 _LOCK = ".writing"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -51,7 +52,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         what = "does not exist" if not folder.exists() else f"is not {_a(kind)} folder (it has no {MANIFEST})"
-        raise FolderError(f"{folder} {what}") from None
+        raise FolderError(f"{folder} {what}; {_a(kind)} is made by lrurec {_MADE_BY.get(kind, kind)}") from None
     except NotADirectoryError:
         raise FolderError(f"{folder} is a file; {_a(kind)} is a folder") from None
     except (OSError, ValueError) as error:
@@ -74,6 +75,17 @@ def write_manifest(folder: Path, manifest: dict[str, Any], *, sealed: bool = Fal
     whole |= {"seal": seal_of(whole)} if sealed else {}
     text = json.dumps(whole, indent=1, ensure_ascii=False, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _a(kind: str) -> str:
@@ -145,6 +157,20 @@ def new_folder(destination: Path, kind: str) -> Iterator[Path]:
         if lock is not None:
             os.close(lock)
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def held(folder: Path, doing: str) -> Iterator[None]:
+    """Be the only process that does something in a folder; a second one is refused. Killed, nothing is left behind."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError(f"{folder} is being {doing} by another process; wait for it, or stop it first") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

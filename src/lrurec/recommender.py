@@ -1,5 +1,6 @@
 """The friendly face: fit, recommend, similar_items, save, load. Knows people's ids; everything else is done elsewhere."""
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -22,7 +23,7 @@ from lrurec.ids import Id
 from lrurec.models.base import Batch, Model, TrainedModel
 from lrurec.training.config import RunConfig, config_for
 from lrurec.training.run import Run
-from lrurec.training.trainer import Progress, Trainer
+from lrurec.training.trainer import Progress
 
 ON_UNKNOWN = ("error", "skip", "popular")
 _ROWS = 256  # histories scored together
@@ -70,9 +71,9 @@ class Recommender:
             load_events(events, out=folder / "dataset", **reading)
         dataset = Dataset.open(folder / "dataset")
         self.config = self._config(dataset.per_user)
-        Run.create(folder / "run", dataset, self.config)
         split = everything(dataset) if self.config.training.refit else leave_last_out(dataset)
-        Trainer(dataset, split, self.config, folder / "run").train(watch)
+        _, trainer = Run.start(folder / "run", dataset, split, self.config)
+        trainer.train(watch)
         return self._ready(folder)
 
     def _ready(self, folder: Path) -> "Recommender":
@@ -94,13 +95,25 @@ class Recommender:
         """Keep the dataset and the run in a folder that `load` opens."""
         if self._folder is None:
             raise SettingsError("there is nothing to save; fit first")
-        if Path(path).exists():
+        where = Path(path)
+        if where.exists():
             raise FolderError(f"{path} already exists; choose another path")
-        shutil.copytree(self._folder, path)
+        aside = where.with_name(f".{where.name}.{os.getpid()}")
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(self._folder, aside)
+            aside.rename(where)
+        except OSError as error:
+            why = error.strerror or str(error).splitlines()[0]
+            raise FolderError(f"{path} cannot be written ({why}); choose another path") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     @classmethod
     def load(cls, path: str | Path, on_unknown: str = "error") -> "Recommender":
         """A recommender that was saved."""
+        if not (Path(path) / "run").is_dir():
+            raise FolderError(f"{path} is not what save wrote; a run folder of lrurec train opens with of_run")
         return cls(on_unknown=on_unknown)._ready(Path(path))
 
     @property
@@ -128,9 +141,14 @@ class Recommender:
         """The k best items for users, or for histories of people never seen before: user, item, name, score, rank."""
         if (users is None) == (histories is None):
             raise SettingsError("recommend takes users or histories, one of the two")
+        k = _count(k)
         for given in (users, histories, allow, deny):
-            if isinstance(given, str):
-                raise SettingsError(f"a list is wanted, not the text '{given}'; write ['{given}']")
+            _refuse_text(given)
+        for history in histories or ():
+            if isinstance(history, str | int):
+                raise SettingsError(
+                    f"a history is a list of items, not {history!r}; write histories=[[{history!r}, ...]]"
+                )
         if users is not None:
             labels, items, who = self._histories_of(users)
         else:
@@ -149,6 +167,8 @@ class Recommender:
         """The k items whose vectors point most nearly the same way: item, similar, name, score, rank."""
         if not isinstance(self.model, TrainedModel):
             raise SettingsError(f"{self.config.name} has no item vectors, so it knows no similar items")
+        k = _count(k)
+        _refuse_text(items)
         with torch.no_grad():
             table = torch.nn.functional.normalize(self.model.item_table()[0], dim=1)
         rows = []
@@ -173,7 +193,8 @@ class Recommender:
             if index is None:
                 if self.on_unknown == "error":
                     raise InputError(
-                        f"user '{user}' is not in the dataset; give a history (--history, or histories=[...]), or set on_unknown in Python"
+                        f"user '{user}' is not in the dataset; pass histories=[...] for people never seen before,"
+                        " or on_unknown='skip' or 'popular'"
                     )
                 if self.on_unknown == "skip":
                     continue
@@ -187,7 +208,7 @@ class Recommender:
     def _item(self, item: Id) -> int | None:
         index = self.dataset.item_ids.index(item)
         if index is None and self.on_unknown == "error":
-            raise InputError(f"item '{item}' is not in the dataset; leave it out, or set on_unknown")
+            raise InputError(f"item '{item}' is not in the dataset; leave it out, or pass on_unknown='skip'")
         return index
 
     def _known_items(self, history: Sequence[Id]) -> NDArray[np.int32]:
@@ -241,6 +262,17 @@ class Recommender:
             "rank": pl.Int64(),
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _count(k: Any) -> int:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise SettingsError(f"k must be a whole number of 1 or more, not {k!r}")
+    return int(k)
+
+
+def _refuse_text(given: Any) -> None:
+    if isinstance(given, str):
+        raise SettingsError(f"a list is wanted, not the text '{given}'; write ['{given}']")
 
 
 def _key(name: str) -> str:

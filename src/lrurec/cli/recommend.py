@@ -7,11 +7,15 @@ import sys
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import table
 from lrurec.cli.parts import need
+from lrurec.errors import InputError, SettingsError
+from lrurec.ids import Id
 
 EXAMPLES = """\
 examples:
   lrurec recommend runs/mine --user ann
   lrurec recommend runs/mine --history tea,jam,cake -k 5
+  lrurec recommend runs/mine --history '["salt, coarse", "pepper"]'
+  lrurec recommend runs/mine --history=-7,12            an id that begins with a minus
   lrurec recommend runs/mine --user 17 --json
 """
 
@@ -26,7 +30,9 @@ def add(commands: Commands) -> None:
     p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
     who = p.add_mutually_exclusive_group(required=True)
     who.add_argument("--user", metavar="ID", help="a user of the dataset")
-    who.add_argument("--history", metavar="A,B,C", help="item ids, oldest first")
+    who.add_argument(
+        "--history", metavar="A,B,C", help='item ids, oldest first; if they have commas, as JSON: ["a,b", "c"]'
+    )
     p.add_argument("-k", type=positive, default=10, metavar="N", help="how many (default: 10)")
     p.add_argument("--seen", action="store_true", help="also items that are in the history")
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
@@ -40,10 +46,15 @@ def run(options: argparse.Namespace) -> int:
 
     rec = Recommender.of_run(options.path, options.dataset)
     if options.user is not None:
+        if rec.dataset.user_ids.index(options.user) is None:
+            raise InputError(f"user '{options.user}' is not in the dataset; say what they took with --history A,B,C")
         found = rec.recommend([options.user], options.k, filter_seen=not options.seen)
         history = list(rec.dataset.history(options.user))
     else:
-        history = [item for item in options.history.split(",") if item]
+        history = list[Id](_items(options.history))
+        for item in history:
+            if rec.dataset.item_ids.index(item) is None:
+                raise InputError(f"item '{item}' is not in the dataset; leave it out of --history")
         found = rec.recommend(histories=[history], k=options.k, filter_seen=not options.seen)
         if not rec.model.reads_histories:
             title = rec.model.card.title
@@ -63,3 +74,16 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _items(text: str) -> list[str]:
+    """The ids of --history."""
+    if not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f'--history begins with [ and is no JSON ({error}); write A,B,C or ["A", "B"]') from None
+    if not all(isinstance(item, str | int) for item in found):
+        raise SettingsError('--history wants ids, such as A,B,C or ["A", "B"]')
+    return [str(item) for item in found]

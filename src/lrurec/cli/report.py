@@ -1,13 +1,13 @@
 """`lrurec report`: a run on one page."""
 
 import argparse
-import json
 from pathlib import Path
 
 from lrurec.cli.arguments import Commands
 from lrurec.cli.evaluate import examine
 from lrurec.cli.parts import need
 from lrurec.errors import FolderError
+from lrurec.folder import write_text
 
 
 def add(commands: Commands) -> None:
@@ -29,27 +29,23 @@ def run(options: argparse.Namespace) -> int:
     from lrurec.models.registry import model_class
     from lrurec.training.report import page
     from lrurec.training.run import Run
-    from lrurec.training.trainer import METRICS
+    from lrurec.training.trainer import validations
 
     opened = Run.open(Path(options.path))
     dataset, model = opened.dataset(options.dataset), opened.model("best")
     _, report = examine(opened, dataset, model, "test", [10, 20])
-    lines = (opened.folder / METRICS).read_text().splitlines() if (opened.folder / METRICS).exists() else []
     name = model_class(opened.config.name).card.title
     text = page(
         f"{opened.folder.resolve().name}: {name} on {dataset.path.resolve().name if dataset.path else 'a dataset'}",
         (opened.folder / "config.toml").read_text(),
-        [json.loads(line) for line in lines],
+        validations(opened.folder),
         report,
         model.eigenvalues() if isinstance(model, LRURec) else [],
     )
     out = Path(options.out) if options.out else opened.folder / "report.html"
-    aside = out.with_name(f".{out.name}.part")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(out)
+        write_text(out, text)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise FolderError(f"{out} cannot be written ({error.strerror}); choose another --out") from error
     print(f"{out}: open it in a browser")
     return 0

@@ -165,6 +165,8 @@ def _works(options: argparse.Namespace) -> "list[Work]":
     for chosen in TARGETS.values() if options.target == "all" else [target(options.target)]:
         need(chosen.part)
         chosen.check(options.models)
+        if chosen.measure is not None and options.target != "all" and (options.datasets or options.budget):
+            raise SettingsError(f"{chosen.name} is timed on models of fixed sizes; leave out --datasets and --budget")
         names = chosen.datasets
         if chosen.measure is not None:
             datasets = []

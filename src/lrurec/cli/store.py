@@ -1,6 +1,7 @@
 """`lrurec store`: a look into a store, and what is done to all of it."""
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -136,13 +137,25 @@ def import_(options: argparse.Namespace) -> int:
 
     model = _states(options)
     total, everybody = _source(options.source)
+    first = list(itertools.islice(everybody, 1))  # what cannot be read leaves no store
     store = _open(options, create=True)
     started = time.perf_counter()
     try:
         with progress_bar() as report:
-            found = load(store, model, everybody, watch=lambda users: report("importing", users, total or users))
+            found = load(
+                store,
+                model,
+                itertools.chain(first, everybody),
+                watch=lambda users: report("importing", users, total or users),
+            )
     finally:
         store.close()
+    if found.unknown > found.events // 2:
+        print(
+            f"lrurec: {found.unknown:,} of {found.events:,} events are of items that the artifact does not have;"
+            " is it the artifact of this log?",
+            file=sys.stderr,
+        )
     return _told(
         options,
         {

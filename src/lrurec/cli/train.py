@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,10 @@ from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
+    from lrurec.data.dataset import Dataset
+    from lrurec.data.split import Split
+    from lrurec.training.config import RunConfig
+    from lrurec.training.run import Run
     from lrurec.training.trainer import Progress, Trainer
 
 EXAMPLES = """\
@@ -66,37 +71,66 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    import lrurec
-    from lrurec.data.split import everything
-    from lrurec.training.config import config_for
-    from lrurec.training.loggers import loggers_for
+    from lrurec.folder import held
     from lrurec.training.memory import keep_memory
-    from lrurec.training.run import Run, write_json
-    from lrurec.training.trainer import LAST, Trainer
+    from lrurec.training.run import Run
 
     keep_memory()
-    folder = Path(options.out)
+    folder, again = Path(options.out), f"lrurec train {options.dataset} --out {options.out} --resume"
     if options.resume:
-        if options.model or options.recipe or options.config or options.settings or options.refit:
-            raise SettingsError(
-                "a resumed run keeps its settings; leave out --model, --recipe, --config, --set and --refit"
-            )
-        made = Run.open(folder)
-        if "imported" in made.manifest:
-            raise SettingsError(
-                f"{folder} was imported and holds weights alone, so there is no training to go on with;"
-                " leave out --resume and choose another --out"
-            )
-        dataset = made.dataset(options.dataset)
-    else:
-        dataset = lrurec.Dataset.open(options.dataset)
-        settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
-        config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.per_user)
-        made = Run.create(folder, dataset, config)
-    split = everything(dataset) if made.config.training.refit else lrurec.leave_last_out(dataset)
-    trainer = Trainer(dataset, split, made.config, folder)
-    if options.resume and (folder / LAST).exists():
+        Run.open(folder)
+        with held(folder, "trained"):
+            options.stopped = f"stopped; go on with: {again}"
+            return _train(options, *_resumed(options, folder), again)
+    made, trainer = _begun(options, folder)
+    options.stopped = f"stopped before the first step; go on with: {again}"
+    with held(folder, "trained"):
+        return _train(options, made, trainer, again)
+
+
+def _split(dataset: "Dataset", config: "RunConfig") -> "Split":
+    from lrurec.data.split import everything, leave_last_out
+
+    return everything(dataset) if config.training.refit else leave_last_out(dataset)
+
+
+def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
+    from lrurec.data.dataset import Dataset
+    from lrurec.training.config import config_for
+    from lrurec.training.run import Run
+
+    dataset = Dataset.open(options.dataset)
+    settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
+    config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.per_user)
+    return Run.start(folder, dataset, _split(dataset, config), config)
+
+
+def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
+    from lrurec.training.run import Run
+    from lrurec.training.trainer import LAST, Trainer
+
+    if options.model or options.recipe or options.config or options.settings or options.refit:
+        raise SettingsError(
+            "a resumed run keeps its settings; leave out --model, --recipe, --config, --set and --refit"
+        )
+    made = Run.open(folder)
+    if "imported" in made.manifest:
+        raise SettingsError(
+            f"{folder} was imported and holds weights alone, so there is no training to go on with;"
+            " leave out --resume and choose another --out"
+        )
+    dataset = made.dataset(options.dataset)
+    trainer = Trainer(dataset, _split(dataset, made.config), made.config, folder)
+    if (folder / LAST).exists():
         trainer.resume()
+    return made, trainer
+
+
+def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: str) -> int:
+    from lrurec.training.loggers import loggers_for
+    from lrurec.training.run import write_json
+
+    folder = made.folder
     if not len(trainer.split.valid) and not made.config.training.refit:
         _warn("nobody has three events or more: there is nothing to validate or test on, and metrics will be nan")
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
@@ -110,8 +144,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     if result is None:
         trainer.loggers.close("KILLED")
-        print(f"lrurec: stopped and saved at step {trainer.step}; go on with:", file=sys.stderr)
-        print(f"  lrurec train {options.dataset} --out {options.out} --resume", file=sys.stderr)
+        print(f"lrurec: stopped and saved at step {trainer.step}; go on with:\n  {again}", file=sys.stderr)
         return 130
     if "test" in result and not (folder / "result.json").exists():
         trainer.loggers.log(trainer.step, {f"test/{name}": value for name, value in result["test"].items()})
@@ -172,12 +205,16 @@ def _view() -> Iterator[Callable[["Progress"], None]]:
         TimeRemainingColumn(),
     )
     live = console.is_terminal
+    slow = threading.Timer(3.0, lambda: _warn("the first training on a machine compiles for about half a minute"))
+    slow.daemon = True
+    slow.start()
     with Bars(*columns, console=console, disable=not live, refresh_per_second=4) as bars:
         task = bars.add_task("train", total=None, loss=float("nan"), rate=0.0, best="")
         told = -1.0
 
         def watch(p: "Progress") -> None:
             nonlocal told
+            slow.cancel()
             best = p.best  # of a validation that came after the step before this one
             text = f"Recall@10 {best['recall@10']:.4f}  NDCG@10 {best['ndcg@10']:.4f}" if best else ""
             bars.update(task, completed=p.step, total=p.steps, loss=p.loss, rate=p.items_per_second, best=text)
@@ -185,4 +222,7 @@ def _view() -> Iterator[Callable[["Progress"], None]]:
                 told = best["recall@10"]
                 console.print(f"step {p.step - 1:,}/{p.steps:,}  loss {p.loss:.3f}  {text}", highlight=False)
 
-        yield watch
+        try:
+            yield watch
+        finally:
+            slow.cancel()

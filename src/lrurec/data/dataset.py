@@ -80,6 +80,21 @@ class Dataset:
             total = sum(facts["bytes"] for facts in self.manifest["files"].values())
             check_hashes(self.path, self.manifest, KIND, counted(progress, "verifying", total))
 
+    def check(self) -> None:
+        """Refuse histories that cannot be: in seconds where `verify` reads everything."""
+        ends, fault = np.asarray(self.offsets), ""
+        if (
+            len(ends) != len(self.user_ids) + 1
+            or ends[0] != 0
+            or ends[-1] != self.n_events
+            or (np.diff(ends) < 0).any()
+        ):
+            fault = "offsets.npy does not fit its other files"
+        elif self.n_events and not 0 <= int(self.items.min()) <= int(self.items.max()) < self.n_items:
+            fault = "items.npy names items that are not in it"
+        if fault:
+            raise FolderError(f"{self.path or 'the dataset'} is damaged ({fault}); prepare it again (prepare --force)")
+
     def in_memory(self) -> "Dataset":
         """A copy that needs no folder."""
         names = self.item_names.in_memory() if self.item_names is not None else None

@@ -1,6 +1,5 @@
 """The paper's Figure 1, left: validation Recall@10 while three models are trained, by step and by second."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from lrurec.experiments.made import Made, grid
 from lrurec.experiments.published import published
 from lrurec.experiments.rows import curves as rows
 from lrurec.experiments.tables import commands
+from lrurec.training.trainer import validations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,10 +47,9 @@ def made(out: Path) -> Made:
 
 
 def _curve(record: dict[str, Any], title: str, paper: Any) -> dict[str, Any]:
-    text = (record["folder"] / RUN / "metrics.jsonl").read_text(encoding="utf-8")
     strange = record["dataset"]["not_the_papers"]
     keys = ("step", "seconds", "recall@10", "ndcg@10")
-    points = [{key: row[key] for key in keys} for row in map(json.loads, text.splitlines())]
+    points = [{key: row[key] for key in keys} for row in validations(record["folder"] / RUN)]
     best = max(p["recall@10"] for p in points)
     return {
         "row": record["row"],

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from lrurec.training.run import write_text
+from lrurec.folder import write_text
 
 
 class Known(Protocol):

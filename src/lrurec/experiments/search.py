@@ -14,7 +14,6 @@ checkpoint: it is entered again with the same settings and the same run folder.
 import contextlib
 import dataclasses
 import itertools
-import json
 import math
 import os
 import random
@@ -37,12 +36,12 @@ from lrurec.data.split import Split
 from lrurec.errors import FolderError, SettingsError
 from lrurec.experiments.cells import locked, try_lock
 from lrurec.experiments.search_page import page
-from lrurec.folder import MANIFEST
+from lrurec.folder import MANIFEST, write_text
 from lrurec.models.registry import model_class
 from lrurec.training.config import RunConfig, TrainingConfig, config_for, to_toml
 from lrurec.training.learner import TrainingFailed
-from lrurec.training.run import Run, write_json, write_text
-from lrurec.training.trainer import LAST, METRICS, Progress, Trainer
+from lrurec.training.run import Run, write_json
+from lrurec.training.trainer import LAST, Progress, Trainer, validations
 
 SPACES = ("paper", "wide")
 JOURNAL, BEST, STUDY = "journal.log", "best.toml", "lrurec"
@@ -197,11 +196,13 @@ class Search:
         folder = self.folder / "trials" / name / "run"
         config = self.config(trial.params)
         known = (folder / MANIFEST).exists()
-        made = Run.open(folder) if known else Run.create(folder, self.dataset, config)
-        trainer = Trainer(self.dataset, self.split, made.config, folder)
+        if known:
+            trainer = Trainer(self.dataset, self.split, Run.open(folder).config, folder)
+        else:
+            _, trainer = Run.start(folder, self.dataset, self.split, config)
         if known and (folder / LAST).exists():
             trainer.resume()
-            for row in map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines()):
+            for row in validations(folder):
                 if row["step"] <= trainer.step:
                     trial.report(row[GOAL], row["step"])  # its first part was another trial to Optuna
             if trainer.stopped and trainer.waited < trainer.config.training.patience:  # ended early, then killed

@@ -18,7 +18,8 @@ from lrurec.experiments.published import published
 from lrurec.experiments.rows import Row, telling_first
 from lrurec.experiments.settings import settings_for
 from lrurec.experiments.tables import tables
-from lrurec.training.run import write_json, write_text
+from lrurec.folder import write_text
+from lrurec.training.run import write_json
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Target:
                     target, folder = ("main", row.model) if shared else (self.name, row.name)
                     shown = plain if target == "main" else chosen
                     cells.append(Cell(target, dataset, folder, row.model, seed, shown, asked.given, asked.out))
-        return cells
+        return list({cell.folder: cell for cell in cells}.values())  # two rows may be one cell of the main table
 
     def write(self, asked: Asked, wanted: Sequence[Cell], results: Path | None = None) -> dict[str, Any]:
         """OUT/NAME.json and OUT/NAME.md from all cells that are there, and copies among the results; gives the numbers."""

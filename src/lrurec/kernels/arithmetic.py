@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def compiled(function: _F) -> _F:
     """With numpy's rules for division: Python's would look for a zero each time, one element after the other."""
-    made: Any = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)(function)
+    made: Any = numba.njit(nogil=True, fastmath=True, error_model="numpy", forceinline=True, cache=True)(function)
     return made  # type: ignore[no-any-return]
 
 

@@ -33,8 +33,9 @@ class _Unlogged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log: Tensor) -> tuple[Tensor, Tensor]:
-        nu, theta, gamma = np.exp(log.detach().numpy().astype(np.float64))
-        lam = np.exp(1j * theta - nu)
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss that is no number is told by the learner
+            nu, theta, gamma = np.exp(log.detach().numpy().astype(np.float64))
+            lam = np.exp(1j * theta - nu)
         arrays = nu, theta, np.stack([lam.real, lam.imag]), gamma
         nu, theta, pairs, gamma = (torch.from_numpy(a).to(log.dtype) for a in arrays)
         ctx.save_for_backward(nu, theta, pairs, gamma)

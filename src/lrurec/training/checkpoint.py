@@ -2,11 +2,14 @@
 
 A checkpoint is one safetensors file: the weights under `model.`, the optimiser's moments under `first.` and `second.` (and
 under `last.` the step that each row of a table is up to date with), and the counters as text in its header. It is
-written aside, flushed, and moved into place: a crash leaves the old one.
+written aside, flushed, and moved into place: a crash leaves the old one. Its header also has a checksum of all bytes
+behind it: a disk that gives back others is noticed.
 """
 
 import json
 import os
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +21,7 @@ from lrurec.errors import FolderError
 from lrurec.models.base import Model
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
+_SUM = "crc32"  # in the header, eight hexadecimal digits
 
 
 def save_checkpoint(path: Path, model: nn.Module, more: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -46,7 +50,7 @@ def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str])
     The library's own writers hold all of it twice, or leave files of their own behind when they are killed.
     """
     ordered = dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, Any] = {"__metadata__": {**metadata, _SUM: f"{checksum(ordered.values()):08x}"}}
     end = 0
     for name, tensor in ordered.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -56,19 +60,34 @@ def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str])
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
     for tensor in ordered.values():
-        file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        file.write(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Of the bytes of tensors, one after the other."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(_bytes(tensor), found)
+    return found
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All tensors and the counters; a damaged file is an error that says so."""
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            state = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+            metadata = file.metadata()
+            state = json.loads(metadata["state"])
     except FileNotFoundError:
         raise FolderError(f"{path} does not exist; the run has no such checkpoint yet") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FolderError(f"{path} is damaged ({error}); train again, or use the other checkpoint") from None
+    if _SUM in metadata and int(metadata[_SUM], 16) != checksum(tensors.values()):  # files of before have none
+        raise FolderError(f"{path} is damaged (its bytes have changed); train again, or use the other checkpoint")
     return tensors, state
 
 

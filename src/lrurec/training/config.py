@@ -1,6 +1,7 @@
 """How a model is trained: the settings, the recipes, and the way from a command line to a config. Knows no tensors."""
 
 import dataclasses
+import math
 import tomllib
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from lrurec.models.registry import MODELS, model_class, name_of
 
 DEFAULT = "lrurec"  # the model, where none is named
 WHOLE = 1 << 40  # more than any history has
+MOST_SEEDS = 1 << 31  # a seed and the number of a step go into 64 bits together
 CHOICES = {
     "schedule": ("constant", "one-cycle"),
     "loss": ("full", "sampled"),
@@ -59,6 +61,15 @@ class TrainingConfig:
         for name in ("max_length", "batch", "validate_every", "patience", "epochs", "negatives"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")
+        for name in ("learning_rate", "weight_decay"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise SettingsError(f"training.{name} must be a number of 0 or more, not {getattr(self, name)}")
+        if not self.clip > 0:
+            raise SettingsError(f"training.clip must be a number above 0, not {self.clip}")
+        if not 0 <= self.seed < MOST_SEEDS:
+            raise SettingsError(f"training.seed must be a whole number from 0 to {MOST_SEEDS - 1}, not {self.seed}")
+        if self.steps < 0:
+            raise SettingsError("training.steps must be 0 (until validation stops getting better) or more")
         if self.updates == "rows" and self.loss != "sampled":
             raise SettingsError("training.updates=rows needs training.loss=sampled: the full loss touches every row")
         if self.refit and self.steps < 1:
@@ -175,13 +186,17 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
     config = model_class(name).Config
     _refuse_foreign(name, model)
     try:
-        chosen: Any = from_mapping(config, _typed(config, model, "model"))
+        chosen: Any = from_mapping(config, _typed(config, model, "model"), "setting of model")
     except SettingsError as error:
         raise (error if name == DEFAULT else SettingsError(f"{error} (model {name})")) from None
-    memory = from_mapping(MemoryConfig, _typed(MemoryConfig, values.get("memory", {}), "memory"))
+    memory = from_mapping(MemoryConfig, _typed(MemoryConfig, values.get("memory", {}), "memory"), "setting of memory")
     if memory.use and not issubclass(model_class(name), TrainedModel):
         raise SettingsError(f"{name} only counts, and takes no memory beside it; leave out memory.use")
-    return RunConfig(chosen, from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training")), memory)
+    return RunConfig(
+        chosen,
+        from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training"), "setting of training"),
+        memory,
+    )
 
 
 def _refuse_foreign(name: str, settings: dict[str, Any]) -> None:
@@ -208,8 +223,14 @@ def _read(file: str) -> dict[str, Any]:
             return tomllib.load(handle)
     except FileNotFoundError:
         raise SettingsError(f"{file} does not exist; check the path after --config") from None
+    except UnicodeDecodeError:
+        raise SettingsError(
+            f"{file} is not text in UTF-8; --config takes a TOML file such as RUN/config.toml"
+        ) from None
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{file} cannot be read ({error})") from None
+        raise SettingsError(
+            f"{file} cannot be read ({error}); --config takes a TOML file such as RUN/config.toml"
+        ) from None
 
 
 def _value(text: str) -> Any:

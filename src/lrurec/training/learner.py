@@ -29,9 +29,9 @@ class TrainingFailed(LrurecError):
 def settled(config: RunConfig) -> RunConfig:
     """The config with `auto` decided for this machine, as a run records it: a resumed run goes on as it began."""
     t, model = config.training, model_class(config.name)
-    precision, updates = t.precision, t.updates
+    precision, updates, device = t.precision, t.updates, _device(t.device)
     if precision == "auto":
-        precision = "bfloat16" if multiplies_half(torch.device(t.device)) else "float32"
+        precision = "bfloat16" if multiplies_half(device) else "float32"
     tables = model.tables if issubclass(model, TrainedModel) else {}
     if updates == "auto":
         updates = "rows" if t.loss == "sampled" and tables else "dense"
@@ -49,6 +49,13 @@ def settled(config: RunConfig) -> RunConfig:
     return replace(config, training=replace(t, precision=precision, updates=updates))
 
 
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise SettingsError(f"training.device={name} is no device; known: cpu, cuda, cuda:1, ...") from None
+
+
 def _mixer(config: RunConfig) -> str:
     mixer = getattr(config.model, "mixer", "lru")
     return "" if mixer == "lru" else f" with model.mixer={mixer}"
@@ -57,8 +64,21 @@ def _mixer(config: RunConfig) -> str:
 def build(items: int, users: int, config: RunConfig) -> Model:
     """The model of a config, initialised by its seed."""
     t = config.training
-    generator = torch.Generator().manual_seed(t.seed)
-    return model_class(config.name)(Sizes(items, users, t.max_length), config.model, generator).to(t.device)
+    try:
+        torch.empty(0, device=_device(t.device))
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was made for the device
+        why = str(error).splitlines()[0]
+        raise SettingsError(f"training.device={t.device} is not here ({why}); leave it out for the processor") from None
+    try:
+        generator = torch.Generator().manual_seed(t.seed)
+        return model_class(config.name)(Sizes(items, users, t.max_length), config.model, generator).to(t.device)
+    except (MemoryError, RuntimeError, OverflowError) as error:
+        said = str(error).splitlines()[0] if str(error) else ""
+        if isinstance(error, RuntimeError) and not any(word in said for word in ("alloc", "memory", "overflow")):
+            raise
+        raise TrainingFailed(
+            f"the model does not fit into memory ({items:,} items, {users:,} users); lower model.width and its like"
+        ) from None
 
 
 class Learner:
@@ -121,12 +141,13 @@ class Learner:
             loss, ends = self.updates.loss(batch, Keys((t.seed << 32) + number), drawn)
         except (MemoryError, torch.OutOfMemoryError):
             raise TrainingFailed(
-                f"out of memory at step {number}; lower training.batch or training.max_length"
+                f"out of memory at step {number}; train again with a lower training.batch or training.max_length"
             ) from None
         value = float(loss)
         if not math.isfinite(value):
             raise TrainingFailed(
-                f"the loss at step {number} is {value}; lower training.learning_rate, then go on with --resume"
+                f"the loss at step {number} is {value}; train again with a lower training.learning_rate (it is"
+                f" {t.learning_rate:g}) or a lower training.clip (it is {t.clip:g})"
             )
         self.updates.update(number)
         if self.carried is not None and ends is not None:

@@ -12,8 +12,8 @@ mlflow.json         which run at the MLflow server it is, if there is one
 """
 
 import json
-import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,15 +25,16 @@ import lrurec
 from lrurec.data.dataset import Dataset
 from lrurec.data.split import Split, leave_last_out
 from lrurec.errors import FolderError, SettingsError
-from lrurec.folder import MANIFEST, read_manifest
+from lrurec.folder import MANIFEST, read_manifest, write_text
 from lrurec.memory.memory import Memory
 from lrurec.models.base import Model, TrainedModel
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.learner import build, settled
-from lrurec.training.trainer import BEST, LAST, MEMORY
+from lrurec.training.trainer import BEST, LAST, MEMORY, Trainer
 
 KIND, VERSION = "run", 1
+CONFIG = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,28 @@ class Run:
     @classmethod
     def create(cls, folder: Path, dataset: Dataset, config: RunConfig) -> "Run":
         """A new run folder; one that already holds something is refused."""
-        refuse_used(folder, "; pass --resume to go on with it, or" if (folder / MANIFEST).exists() else ";")
+        refuse_run(folder)
         config = settled(config)  # first: a wrong one leaves no folder
+        new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return cls.begin(folder, dataset, config)
-        except OSError as error:
-            raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
+        except BaseException as error:
+            with suppress(OSError):
+                for name in (CONFIG, MANIFEST):
+                    (folder / name).unlink(missing_ok=True)
+                if new:
+                    folder.rmdir()
+            if isinstance(error, OSError):
+                raise FolderError(f"{folder} cannot be written ({error.strerror}); choose another --out") from error
+            raise
+
+    @classmethod
+    def start(cls, folder: Path, dataset: Dataset, split: Split, config: RunConfig) -> tuple["Run", Trainer]:
+        """A new run and its trainer. What cannot be trained leaves no folder."""
+        refuse_run(folder)
+        trainer = Trainer(dataset, split, config, folder)
+        return cls.create(folder, dataset, trainer.config), trainer
 
     @classmethod
     def begin(cls, folder: Path, dataset: Dataset, config: RunConfig, **facts: object) -> "Run":
@@ -77,7 +93,7 @@ class Run:
             },
             **facts,
         }
-        (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        write_text(folder / CONFIG, to_toml(config))
         write_json(folder / MANIFEST, manifest)
         return cls(folder, manifest, config)
 
@@ -128,6 +144,16 @@ class Run:
         return model
 
 
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder that already holds something, a run or anything else."""
+    try:
+        read_manifest(folder, KIND, VERSION)
+    except FolderError:
+        refuse_used(folder)
+    else:
+        refuse_used(folder, "; pass --resume to go on with it, or")
+
+
 def refuse_used(folder: Path, or_else: str = ";") -> None:
     """Refuse a folder that already holds something; `or_else` is what can be done besides choosing another."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -137,10 +163,3 @@ def refuse_used(folder: Path, or_else: str = ";") -> None:
 def write_json(path: Path, value: object) -> None:
     """Write JSON whole or not at all."""
     write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

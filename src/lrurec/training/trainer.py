@@ -5,7 +5,6 @@ continued from its last checkpoint therefore ends with the same weights, bit for
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ import torch
 
 from lrurec.data.dataset import Dataset
 from lrurec.data.split import Split, Targets
+from lrurec.errors import FolderError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
+from lrurec.folder import write_text
 from lrurec.models.base import Model, TrainedModel
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
 from lrurec.training.config import RunConfig
@@ -32,6 +33,19 @@ BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 MEMORY = "memory.safetensors"
 LOG_EVERY = 50  # steps between two points of the training curves
 GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
+
+
+def validations(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics; one that was cut off when its writer died is left out."""
+    path, rows = folder / METRICS, []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise FolderError(f"line {number} of {path} is damaged; take it out, or train again") from None
+    return rows
 
 
 @dataclass
@@ -50,6 +64,7 @@ class Trainer:
     """Trains into a run folder; `resume` continues from its last checkpoint."""
 
     def __init__(self, dataset: Dataset, split: Split, config: RunConfig, folder: Path) -> None:
+        dataset.check()
         train = split.train
         if config.memory.use:  # learns from the rest how much to believe the memory
             train, _ = hold_back(train, config.memory.held_back, config.training.seed)
@@ -79,10 +94,8 @@ class Trainer:
         """Drop metrics that were written after the checkpoint: they will be written again."""
         path = self.folder / METRICS
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-            aside = path.with_name(f".{path.name}.{os.getpid()}")
-            aside.write_text("".join(line + "\n" for line in kept))
-            aside.replace(path)
+            kept = [row for row in validations(self.folder) if row["step"] <= step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def save(self) -> None:
         self.loggers.flush()  # first: what comes after the last checkpoint is logged again
