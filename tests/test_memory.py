@@ -19,18 +19,19 @@ from lrurec.data.split import Sequences, Targets, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.evaluation import ranking
 from lrurec.evaluation.candidates import Candidates
-from lrurec.kernels import recall
+from lrurec.kernels.recall import INPUTS
 from lrurec.memory import transitions
-from lrurec.memory.memory import INPUTS, Memory, Weights
+from lrurec.memory.memory import Memory, Weights
 from lrurec.memory.transitions import MemoryConfig, Transitions
 from lrurec.models.base import Batch, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving.service import Answer, Live
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.config import BEST, config_for
+from lrurec.training.learner import Learner
 from lrurec.training.remembering import hold_back
 from lrurec.training.run import Run as RunFolder
-from lrurec.training.trainer import MEMORY, Trainer
+from lrurec.training.trainer import LAST, MEMORY, Trainer, validations
 
 logs = st.lists(st.lists(st.integers(0, 7), max_size=9), max_size=6)
 
@@ -88,7 +89,7 @@ def test_a_row_keeps_its_heaviest_pairs_and_all_rows_a_bound() -> None:
 
 def recalled(log: list[list[int]], history: list[int], window: int, decay: float) -> dict[int, list[float]]:
     pairs, counts = pairs_of(log, window, decay), Counter(i for s in log for i in s)
-    found: dict[int, list[float]] = defaultdict(lambda: [0.0] * 4)
+    found: dict[int, list[float]] = defaultdict(lambda: [0.0] * 7)
     for back, a in enumerate(reversed(history[-window:])):
         for (source, b), (after, before, around) in pairs.items():
             if source == a:
@@ -96,6 +97,8 @@ def recalled(log: list[list[int]], history: list[int], window: int, decay: float
                 found[b][1] += decay**back * before
                 found[b][2] += around
                 found[b][3] += around / counts[a] ** 0.5
+                if back < 3:
+                    found[b][4 + back] += after
     return found
 
 
@@ -112,7 +115,9 @@ def test_a_history_brings_to_mind_what_its_last_items_do(log: list[list[int]], h
 
 def weights(seed: int = 0, units: int = 5) -> Weights:
     rng = np.random.default_rng(seed)
-    return Weights(*(rng.normal(size=shape).astype(np.float32) for shape in ((INPUTS, units), (units,), (units,))))
+    return Weights(
+        *(rng.normal(size=shape).astype(np.float32) for shape in ((INPUTS, units), (units,), (units,), (1,)))
+    )
 
 
 def added_to(
@@ -124,12 +129,31 @@ def added_to(
 ) -> NDArray[np.float64]:
     """[V]: what the memory adds, in plain numpy."""
     total = np.zeros(len(bias))
-    w = memory.weights
-    items, features = memory.transitions.recall(np.array(history, np.int64))
+    w, t = memory.weights, memory.transitions
+    last = history[-t.window :]
+    items, features = t.recall(np.array(history, np.int64))
+
+    def popular(b: int) -> float:
+        return math.log(max(int(t.counts[b]), 1))
+
+    def alike(a: int, b: int) -> float:
+        return float(table[a] @ table[b] / np.sqrt((table[a] @ table[a]) * (table[b] @ table[b])))
+
+    scores = table @ hidden + bias
+    best = max((float(scores[b]) for b in items.tolist() if b not in last), default=None)
     for b, evidence in zip(items.tolist(), features, strict=True):
-        score = float(table[b] @ hidden + bias[b])
-        x = [*(math.log(e + 1e-3) for e in evidence), math.log(max(int(memory.transitions.counts[b]), 1)), score]
-        total[b] = np.maximum(np.array(x) @ w.w1 + w.b1, 0) @ w.w2
+        near = [alike(a, b) for a in last[-10:]]
+        x = [
+            *(math.log(e + 1e-3) for e in evidence),
+            popular(b),
+            scores[b],
+            0.0 if best is None else scores[b] - best,
+            max(near),
+            near[-1],
+            math.log(len(last)),
+            popular(last[-1]),
+        ]
+        total[b] = np.maximum(np.array(x) @ w.w1 + w.b1, 0) @ w.w2 + w.b2[0]
     return total
 
 
@@ -281,6 +305,47 @@ def test_stopped_while_it_remembers_and_continued_is_the_same(chains: Path, tmp_
     assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
 
 
+FINISHED = [*SMALL, "training.finish=6", "training.finish_rate=0.01"]
+
+
+def test_the_last_steps_learn_from_what_was_held_back(chains: Path) -> None:
+    dataset = lrurec.Dataset.open(chains / "dataset")
+    split = leave_last_out(dataset)
+    kept, held = hold_back(split.train, 0.2, 0)
+    config = config_for("fast", None, [*FINISHED, "training.steps=40"])
+    learner = Learner(dataset.n_items, dataset.n_users, kept, config, split.train)
+    assert learner.steps == 46 and len(held) > 50
+
+    def learned_from(first: int, windows: int) -> int:
+        batches = -(-windows // 16)
+        return sum(learner.step(k)[1] for k in range(first, first + batches))
+
+    assert learned_from(0, len(learner.windows)) == kept.n_events
+    assert learner.whole is not None
+    assert learned_from(40, len(learner.whole)) == split.train.n_events
+
+
+@pytest.mark.parametrize("stops", [[5], [8], [9], [8, 11]])
+def test_a_finish_that_is_stopped_and_continued_is_the_same(chains: Path, tmp_path: Path, stops: list[int]) -> None:
+    dataset = lrurec.Dataset.open(chains / "dataset")
+
+    def train(folder: Path, stops: list[int]) -> None:
+        folder.mkdir()
+        for stop in [*stops, 1000]:
+            trainer = Trainer(dataset, leave_last_out(dataset), config_for("fast", None, FINISHED), folder)
+            if (folder / LAST).exists():
+                trainer.resume()
+            trainer.train(lambda p: setattr(trainer, "interrupted", p.step == stop))  # noqa: B023
+
+    train(tmp_path / "whole", [])
+    train(tmp_path / "part", stops)
+    for file in (LAST, MEMORY):
+        a, b = (load_checkpoint(tmp_path / name / file)[0] for name in ("whole", "part"))
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    steps = [row["step"] for row in validations(tmp_path / "part")]
+    assert steps == [4, 8, 12, 14]
+
+
 def test_it_is_served_as_it_ranks(chains: Path, tmp_path: Path, run: Run) -> None:
     assert run("export", chains / "run", "--out", tmp_path / "artifact").code == 0
     live = Live(tmp_path / "artifact", tmp_path / "store")
@@ -326,8 +391,9 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         ("memory.decay=0", "memory.decay must lie above 0"),
         ("memory.row=0", "memory.row and memory.pairs must be 1 or more"),
         ("memory.held_back=0.9", "memory.held_back must lie above 0"),
-        ("memory.wide=1", "unknown key 'wide'"),
+        ("memory.wide=1", "unknown setting of memory 'wide'"),
         ("memory.use=1", "memory.use must be true or false"),
+        ("training.finish=-5", "training.finish is steps"),
     ):
         with pytest.raises(SettingsError, match=words):
             config_for("fast", None, [setting])
@@ -353,4 +419,3 @@ def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
     assert config_for("best", None, [], "sasrec", 165.0).memory.use  # what SASRec does not have is left out
     assert not config_for("best", None, [], "markov", 165.0).memory.use
     assert min(BEST) == 0
-    assert recall.FEATURES + 2 == INPUTS

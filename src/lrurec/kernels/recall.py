@@ -10,8 +10,16 @@ import numpy as np
 
 from lrurec.kernels.arithmetic import as_bits, as_float, compiled, f4, i4, inlined
 
-FEATURES = 4  # of a recalled item: came after, came before, was around, was around (each by its share)
+NEWEST = 3  # items of a history whose evidence is kept apart, too
+FEATURES = (
+    4 + NEWEST
+)  # of a recalled item: came after, came before, was around, was around (by shares); after each newest
+INPUTS = (
+    FEATURES + 7
+)  # and count, score, the score less the best of those recalled, two likenesses, how much was looked at, the newest's count
 LEAST = np.float32(1e-3)  # added to evidence, of which there may be none, before its logarithm is taken
+ALIKE = 10  # items of a history that others are compared with
+_LANES = 16  # of a vector: those items, and the query
 _looped = numba.njit(nogil=True, cache=True)
 
 
@@ -98,29 +106,31 @@ def sum_up(
 def recall(
     history: Any, decay: Any, starts: Any, items: Any, values: Any, shares: Any, sums: Any, out: Any, found: Any
 ) -> Any:
-    """What the items of a history, the newest last, bring to mind: how many items; they go to out, evidence to found [.., 4].
+    """What the items of a history, the newest last, bring to mind: how many items; they go to out, evidence to found [.., 7].
 
-    sums [V, 4] is zero, before and behind. An item may occur in `history` more than once; numbers below 0 are passed over.
+    sums [V, 7] is zero, before and behind. An item may occur in `history` more than once; numbers below 0 are passed over.
     """
     n = 0
     weight = f4(1)
-    for k in range(len(history) - 1, -1, -1):
-        a = history[k]
+    for back in range(len(history)):
+        a = history[len(history) - 1 - back]
         if a >= 0:
             share = shares[a]
             for at in range(starts[a], starts[a + 1]):
                 b = items[at]
-                around = values[at, 2]
+                after, around = values[at, 0], values[at, 2]
                 if sums[b, 2] == f4(0):
                     out[n] = b
                     n += 1
-                sums[b, 0] += weight * values[at, 0]
+                sums[b, 0] += weight * after
                 sums[b, 1] += weight * values[at, 1]
                 sums[b, 2] += around
                 sums[b, 3] += around * share
+                if back < NEWEST:
+                    sums[b, 4 + back] += after
         weight = f4(weight * decay)
     for k in range(n):
-        for j in range(4):
+        for j in range(FEATURES):
             found[k, j] = sums[out[k], j]
             sums[out[k], j] = f4(0)
     return n
@@ -139,32 +149,81 @@ def _log(x: Any) -> Any:
 
 
 @compiled
-def weigh(
-    query: Any, table: Any, bias: Any, items: Any, found: Any, popular: Any,
-    w1: Any, b1: Any, w2: Any, scores: Any, added: Any,
+def describe(
+    query: Any, recent: Any, table: Any, bias: Any, rows: Any, items: Any, last: Any, found: Any, popular: Any,
+    scores: Any, x: Any,
 ) -> None:  # fmt: skip
-    """scores [m] of some items for query [d], and what the evidence found [m, 4] adds to them: w1 is [6, H]."""
-    units = len(b1)
-    inner, x = np.empty(units, np.float32), np.empty(6, np.float32)
+    """scores [m] of some items, which are `rows` of table and bias, for query [d]; and what is known of them, x [m, INPUTS].
+
+    recent [r, d] are the vectors of the newest items, at most ALIKE, the newest last; `last` are the items that were looked
+    back to, and the evidence found [m, FEATURES] is theirs. popular [V] are logarithms of counts.
+    """
+    width, many = len(query), len(recent)
+    beside = np.zeros((width, _LANES), np.float32)
+    for h in range(many):
+        s = f4(1e-12)
+        for j in range(width):
+            s += recent[h, j] * recent[h, j]
+        s = f4(f4(1) / np.sqrt(s))
+        for j in range(width):
+            beside[j, h] = recent[h, j] * s
+    for j in range(width):
+        beside[j, _LANES - 1] = query[j]
+    size, first = f4(0), f4(0)
+    for h in range(len(last)):
+        if last[h] >= 0:
+            size += f4(1)
+            first = popular[last[h]]
+    size = _log(max(size, f4(1)))
+    best = f4(-3e38)
+    lanes = np.empty(_LANES, np.float32)
     for k in range(len(items)):
-        b = items[k]
-        s = f4(0)
-        for j in range(len(query)):
-            s += query[j] * table[b, j]
-        s += bias[b]
-        for j in range(4):
-            x[j] = _log(f4(found[k, j] + LEAST))
-        x[4] = popular[b]
-        x[5] = s
+        b, row = items[k], rows[k]
+        lanes[:] = f4(0)
+        length = f4(1e-12)
+        for j in range(width):
+            v = table[row, j]
+            length += v * v
+            for h in range(_LANES):
+                lanes[h] += v * beside[j, h]
+        s = f4(lanes[_LANES - 1] + bias[row])
+        length = f4(f4(1) / np.sqrt(length))
+        like = f4(-1) if many else f4(0)
+        for h in range(many):
+            like = max(like, f4(lanes[h] * length))
+        newest = f4(lanes[many - 1] * length) if many else f4(0)
+        seen = False
+        for h in range(len(last)):
+            seen |= last[h] == b
+        if s > best and not seen:
+            best = s
+        scores[k] = s
+        for j in range(FEATURES):
+            x[k, j] = _log(f4(found[k, j] + LEAST))
+        x[k, FEATURES] = popular[b]
+        x[k, FEATURES + 1] = s
+        x[k, FEATURES + 3] = like
+        x[k, FEATURES + 4] = newest
+        x[k, FEATURES + 5] = size
+        x[k, FEATURES + 6] = first
+    for k in range(len(items)):
+        x[k, FEATURES + 2] = f4(scores[k] - best) if best > f4(-3e38) else f4(0)
+
+
+@compiled
+def weigh(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, added: Any) -> None:
+    """What is added to the scores of items that are described by x [m, INPUTS]: w1 is [INPUTS, H]."""
+    units = len(b1)
+    inner = np.empty(units, np.float32)
+    for k in range(len(x)):
         for h in range(units):
             inner[h] = b1[h]
-        for j in range(6):
+        for j in range(INPUTS):
             for h in range(units):
-                inner[h] += w1[j, h] * x[j]
-        total = f4(0)
+                inner[h] += w1[j, h] * x[k, j]
+        total = b2[0]
         for h in range(units):
             total += w2[h] * max(inner[h], f4(0))
-        scores[k] = s
         added[k] = total
 
 

@@ -1,8 +1,10 @@
 """A memory beside a model: what recent items bring to mind is scored anew. Knows vectors and item numbers, not users.
 
-    score'(b) = score(b) + g(log evidence of b, log count of b, score(b))        for items that are brought to mind
-    score'(b) = score(b)                                                        for all others
+    score'(b) = score(b) + g(x_b)        for items that are brought to mind
+    score'(b) = score(b)                 for all others
 
+x_b: the logarithms of the evidence for b and of its count, its score, how far that is from the best of those brought to
+mind, how alike its vector is to those of the last items, and how many and how popular these are (lrurec.kernels.recall).
 g is a small network, learned from events that neither the model nor the counts had seen (lrurec.training.remembering). It
 needs no sum over the catalogue: the best items are those brought to mind and the model's best among the others.
 """
@@ -17,22 +19,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrurec.errors import FolderError
-from lrurec.kernels.recall import FEATURES, merge, weigh
+from lrurec.kernels.recall import ALIKE, INPUTS, describe, merge, weigh
 from lrurec.memory.transitions import Floats, Indices, Transitions
 
-INPUTS = FEATURES + 2  # of g: the evidence, the count of the item, its score
 _WIDE = ("counts", "starts", "items", "values")
-_SMALL = ("w1", "b1", "w2")
+_SMALL = ("w1", "b1", "w2", "b2")
 ARRAYS = (*_WIDE, *_SMALL, "window", "decay")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """g(x) = w2 . max(x w1 + b1, 0)."""
+    """g(x) = w2 . max(x w1 + b1, 0) + b2."""
 
     w1: Floats  # [INPUTS, H]
     b1: Floats  # [H]
     w2: Floats  # [H]
+    b2: Floats  # [1]
+
+
+def described(
+    transitions: Transitions, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
+) -> tuple[NDArray[np.int32], Floats, Floats]:
+    """Items that a history brings to mind, their scores by the model, and what g looks at of each, [m, INPUTS]."""
+    last = history[-transitions.window :]
+    items, found = transitions.recall(last)
+    known = last[last >= 0][-ALIKE:]
+    recent, rows = table[known], items
+    if not isinstance(table, np.ndarray):  # kept in fewer bits: the rows that are needed
+        table, bias, rows = table[items], bias[items], np.arange(len(items), dtype=np.int32)
+    scores, x = np.empty(len(items), np.float32), np.empty((len(items), INPUTS), np.float32)
+    describe(hidden, recent, table, bias, rows, items, last, found, transitions.popular, scores, x)
+    return items, scores, x
 
 
 @dataclass(frozen=True)
@@ -46,17 +63,10 @@ class Memory:
         self, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
     ) -> tuple[NDArray[np.int32], Floats, Floats]:
         """Items that a history brings to mind, their scores by the model, and what the memory adds to them."""
-        items, found = self.transitions.recall(history)
-        scores, more = np.empty(len(items), np.float32), np.empty(len(items), np.float32)
-        w, popular, rows = self.weights, self.transitions.popular, items
-        if not isinstance(table, np.ndarray):  # kept in fewer bits: the rows that are needed
-            table, bias, popular, rows = (
-                table[items],
-                bias[items],
-                popular[items],
-                np.arange(len(items), dtype=np.int32),
-            )
-        weigh(hidden, table, bias, rows, found, popular, w.w1, w.b1, w.w2, scores, more)
+        items, scores, x = described(self.transitions, history, hidden, table, bias)
+        more = np.empty(len(items), np.float32)
+        w = self.weights
+        weigh(x, w.w1, w.b1, w.w2, w.b2, more)
         return items, scores, more
 
     def best(

@@ -43,6 +43,8 @@ class TrainingConfig:
     negatives_from: str = "uniform"  # or popularity: in proportion to how often an item occurs in training
     shared_negatives: bool = False  # one set of negatives for all positions of a step
     updates: str = "auto"  # dense: all rows of the tables at each step; rows: those it touches; auto: rows if sampled
+    finish: int = 0  # steps more, with what a memory held back as well: a second, shorter cycle
+    finish_rate: float = 1e-3  # its highest learning rate
     look_ahead: float = 0.0  # the chance that an answer is not the next item but the one behind it, and so on
     validate_every: int = 1000
     patience: int = 10
@@ -61,7 +63,7 @@ class TrainingConfig:
         for name in ("max_length", "batch", "validate_every", "patience", "epochs", "negatives"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"training.{name} must be 1 or more")
-        for name in ("learning_rate", "weight_decay"):
+        for name in ("learning_rate", "weight_decay", "finish_rate"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise SettingsError(f"training.{name} must be a number of 0 or more, not {getattr(self, name)}")
         if not self.clip > 0:
@@ -80,6 +82,8 @@ class TrainingConfig:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:
             raise SettingsError("training.schedule=one-cycle needs training.steps of 1 or more")
+        if self.finish < 0 or (self.finish and self.schedule != "one-cycle"):
+            raise SettingsError("training.finish is steps (0 or more) behind those of training.schedule=one-cycle")
 
     @property
     def seen(self) -> int:
@@ -122,8 +126,10 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
         "model": {"pffn": False, "dropout": 0.6},
-        "training": {**_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 12000, "validate_every": 2000,
-            "weight_decay": 3e-2},
+        "training": {
+            **_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
+            "weight_decay": 0.1, "look_ahead": 0.4,
+        },
         "memory": _REMEMBERS,
     },
     30: {
@@ -192,11 +198,14 @@ def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:
     memory = from_mapping(MemoryConfig, _typed(MemoryConfig, values.get("memory", {}), "memory"), "setting of memory")
     if memory.use and not issubclass(model_class(name), TrainedModel):
         raise SettingsError(f"{name} only counts, and takes no memory beside it; leave out memory.use")
-    return RunConfig(
+    made = RunConfig(
         chosen,
         from_mapping(TrainingConfig, _typed(TrainingConfig, training, "training"), "setting of training"),
         memory,
     )
+    if made.training.finish and made.training.carry_state:
+        raise SettingsError("training.finish cannot go on from carried states; leave out one of the two")
+    return made
 
 
 def _refuse_foreign(name: str, settings: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lrurec.data.batches import Lanes, Sampler, Windows, pack_histories
+from lrurec.data.batches import Lanes, PackedArrays, Sampler, Windows, pack_histories
 from lrurec.data.negatives import Negatives
 from lrurec.data.split import Sequences
 from lrurec.errors import LrurecError, SettingsError
@@ -84,14 +84,18 @@ def build(items: int, users: int, config: RunConfig) -> Model:
 class Learner:
     """A model and how it learns from training sequences, step by step."""
 
-    def __init__(self, items: int, users: int, train: Sequences, config: RunConfig) -> None:
+    def __init__(
+        self, items: int, users: int, train: Sequences, config: RunConfig, whole: Sequences | None = None
+    ) -> None:
+        """`whole` is what the last steps (training.finish) learn from: with what is held back from `train`."""
         config = settled(config)
         self.config, self.train, t = config, train, config.training
         self.windows = Windows.of(train, t.max_length, drop_rest=t.drop_rest)
         self.sampler: Lanes | Sampler = Sampler(len(self.windows), t.batch, t.seed)
         if t.carry_state:
             self.sampler = Lanes(self.windows, t.batch, t.seed)
-        self.steps = t.steps or t.epochs * self.sampler.steps_per_epoch
+        self.steps = (t.steps or t.epochs * self.sampler.steps_per_epoch) + t.finish
+        self.whole = Windows.of(whole or train, t.max_length, drop_rest=t.drop_rest) if t.finish else None
         self.model = build(items, users, config)
         self.carried: Tensor | None = None  # the states behind the windows of the last step, where they are carried
         if t.carry_state:
@@ -123,7 +127,7 @@ class Learner:
             self.model.count(whole_sequences(self.train, t.device))
             return 0.0, self.train.n_events
         assert self.updates is not None
-        packed = self.windows.pack(self.sampler.chosen(number))
+        packed = self._packed(number)
         batch = TrainingBatch(
             torch.from_numpy(packed.inputs).to(t.device),
             torch.from_numpy(packed.offsets),
@@ -153,6 +157,12 @@ class Learner:
         if self.carried is not None and ends is not None:
             self.carried[: len(ends)] = ends
         return value, len(batch)
+
+    def _packed(self, number: int) -> PackedArrays:
+        t = self.config.training
+        if self.whole is None or number < t.steps:
+            return self.windows.pack(self.sampler.chosen(number))
+        return self.whole.pack(Sampler(len(self.whole), t.batch, t.seed).chosen(number - t.steps))
 
     def _carried(self, number: int) -> Tensor | None:
         """The states that the windows of a step go on from."""

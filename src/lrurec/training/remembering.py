@@ -16,15 +16,16 @@ from torch.nn import functional as F
 from lrurec.arrays import spans
 from lrurec.data.split import Sequences, Targets
 from lrurec.evaluation.ranking import histories, rank
-from lrurec.kernels.recall import LEAST
-from lrurec.memory.memory import INPUTS, Memory, Weights
+from lrurec.kernels.recall import INPUTS
+from lrurec.memory.memory import Memory, Weights, described
 from lrurec.memory.transitions import MemoryConfig, Transitions
 from lrurec.models.base import TrainedModel
 
 _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
-_BEST, _RECALLED, _RANDOM = 64, 64, 32  # rivals of an answer: the model's best, the memory's best, any the memory has
-_HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 16, 500, 1024, 1e-2, 1e-2
+_BEST, _RECALLED, _RANDOM = 128, 200, 64  # rivals of an answer: the model's best, the memory's best, any the memory has
+_HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2
+_FIXED = 1e-2  # inputs of g (logarithms, scores, cosines) that vary by less do not count
 _EVENTS = 256  # targets looked at together: their histories are encoded at once
 
 
@@ -96,24 +97,21 @@ def _examples(
         hidden = model.last(histories(some, 0, len(some), max_length, device)).cpu().numpy()
         for k in range(len(some)):
             history, answer = some.history(k)[-max_length:], some.answer(k)
-            brought, found = counted.recall(history)
+            brought, own, known = described(counted, history, hidden[k], table, bias)
             new = ~np.isin(brought, history)
-            brought, found = brought[new], found[new]
-            chosen = _rivals(brought, found, best[k], rng)
+            brought, own, known = brought[new], own[new], known[new]
+            chosen = _rivals(brought, known, best[k], rng)
             at = np.flatnonzero(chosen == answer)
             if not len(at):
                 continue
             x, s = np.zeros((width, INPUTS), np.float32), np.full(width, -np.inf, np.float32)
-            order = np.argsort(brought)
-            place = np.searchsorted(brought[order], chosen) if len(brought) else np.zeros(len(chosen), np.int64)
-            place = order[np.minimum(place, len(brought) - 1)] if len(brought) else place
             is_recalled = np.zeros(width, np.bool_)
-            if len(brought):
-                is_recalled[: len(chosen)] = brought[place] == chosen
-                x[: len(chosen), :4] = np.where(is_recalled[: len(chosen), None], found[place], 0)
             s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
-            x[:, :4] = np.log(x[:, :4] + LEAST)
-            x[: len(chosen), 4], x[: len(chosen), 5] = counted.popular[chosen], s[: len(chosen)]
+            if len(brought):
+                order = np.argsort(brought)
+                place = order[np.minimum(np.searchsorted(brought[order], chosen), len(brought) - 1)]
+                here = np.flatnonzero(brought[place] == chosen)
+                is_recalled[here], x[here], s[here] = True, known[place[here]], own[place[here]]
             inputs.append(x)
             scores.append(s)
             recalled.append(is_recalled)
@@ -130,10 +128,11 @@ def _examples(
 
 
 def _rivals(
-    brought: NDArray[np.int32], found: NDArray[np.float32], best: NDArray[np.int64], rng: np.random.Generator
+    brought: NDArray[np.int32], known: NDArray[np.float32], best: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Items that could be shown: the model's best, the memory's best, and some that it hardly remembers."""
-    order = np.argsort(-(found[:, 0] + 0.3 * found[:, 1]), kind="stable")
+    after, before = np.exp(known[:, :2]).T
+    order = np.argsort(-(after + 0.3 * before), kind="stable")
     rest = order[_RECALLED:]
     some = rng.permutation(rest)[:_RANDOM]
     return np.unique(np.concatenate([best, brought[order[:_RECALLED]], brought[some]]).astype(np.int64))
@@ -142,13 +141,14 @@ def _rivals(
 def _learned(examples: _Examples, seed: int) -> Weights:
     """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from."""
     count = len(examples.answers)
-    if not count:
-        return Weights(*(np.zeros(shape, np.float32) for shape in ((INPUTS, 1), (1,), (1,))))
+    if not bool(examples.recalled.any()):
+        return Weights(*(np.zeros(shape, np.float32) for shape in ((INPUTS, 1), (1,), (1,), (1,))))
     generator = torch.Generator().manual_seed(seed)
     real = examples.scores > -torch.inf
     scores = examples.scores.masked_fill(~real, 0.0)
-    rows = examples.inputs[real]
-    mean, spread = rows.mean(0), rows.std(0).clamp(min=1e-3)
+    rows = examples.inputs[examples.recalled]
+    mean, spread = rows.mean(0), rows.std(0)
+    spread[spread < _FIXED] = torch.inf  # what was always the same here teaches nothing of when it is not
     x = (examples.inputs - mean) / spread
     w1 = nn.Parameter(torch.randn(_HIDDEN, INPUTS, generator=generator) * INPUTS**-0.5)
     b1 = nn.Parameter(torch.zeros(_HIDDEN))
@@ -160,18 +160,15 @@ def _learned(examples: _Examples, seed: int) -> Weights:
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=_STEPS)
     for _ in range(_STEPS):
         chosen = torch.randint(0, count, (min(count, _BATCH),), generator=generator)
-        more = F.linear(F.relu(F.linear(x[chosen], w1, b1)), w2[None])[..., 0] + b2
-        total = (scores[chosen] + more * examples.recalled[chosen]) * heat.exp()
+        recalled = examples.recalled[chosen]
+        more = F.linear(F.relu(F.linear(x[chosen][recalled], w1, b1)), w2[None])[:, 0] + b2
+        total = (scores[chosen] + torch.zeros(recalled.shape).masked_scatter(recalled, more)) * heat.exp()
         loss = F.cross_entropy(total.masked_fill(~real[chosen], -torch.inf), examples.answers[chosen])
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         rates.step()
-    with torch.no_grad():  # on inputs as they are; the last number of all is one more unit, which is always 1
+    with torch.no_grad():  # on inputs as they are
         scaled = w1 / spread
-        shifted = b1 - scaled @ mean
-        return Weights(
-            torch.cat([scaled.T, torch.zeros(INPUTS, 1)], 1).contiguous().numpy(),
-            torch.cat([shifted, torch.ones(1)]).numpy(),
-            torch.cat([w2, b2[None]]).numpy(),
-        )
+        found = scaled.T.contiguous(), b1 - scaled @ mean, w2, b2[None]
+        return Weights(*(t.numpy().copy() for t in found))

@@ -68,7 +68,7 @@ class Trainer:
         train = split.train
         if config.memory.use:  # learns from the rest how much to believe the memory
             train, _ = hold_back(train, config.memory.held_back, config.training.seed)
-        self.learner = Learner(dataset.n_items, dataset.n_users, train, config)
+        self.learner = Learner(dataset.n_items, dataset.n_users, train, config, split.train)
         self.split, self.config, self.folder = split, self.learner.config, folder
         self.model, self.steps = self.learner.model, self.learner.steps
         self.step = 0
@@ -115,6 +115,8 @@ class Trainer:
         self._forget_after(self.step)
         items, spent = 0, 0.0
         while self.step < self.steps and not self.stopped:
+            if t.finish and self.step == t.steps and self.config.memory.use:
+                self._remember()  # before what was held back is learned
             started = time.perf_counter()
             loss, count = self.learner.step(self.step)
             self.step += 1
@@ -122,7 +124,7 @@ class Trainer:
             self.seconds += took
             watch(Progress(self.step, self.steps, loss, count / took, self.seconds, self.best))
             items, spent = items + count, spent + took
-            validates = self.step % t.validate_every == 0 or self.step == self.steps
+            validates = self.step % t.validate_every == 0 or self.step in (t.steps, self.steps)
             if validates or self.step % LOG_EVERY == 0:
                 values = {
                     "loss": loss,
@@ -138,14 +140,16 @@ class Trainer:
             if self.interrupted:
                 self.save()
                 return
-        if self.config.memory.use and not (self.folder / MEMORY).exists():
+        if self.config.memory.use:
+            if not t.finish:  # nothing more is learned: beside the best weights
+                restore_model(self.model, load_checkpoint(self.folder / BEST)[0])
             self._remember()
 
     def _remember(self) -> None:
-        """Count what came near what, and learn how much to believe it beside the best weights."""
+        """Count what came near what, and learn how much to believe it beside the weights as they are; once in a run."""
+        if (self.folder / MEMORY).exists():
+            return
         t, started = self.config.training, time.perf_counter()
-        tensors, _ = load_checkpoint(self.folder / BEST)
-        restore_model(self.model, tensors)
         assert isinstance(self.model, TrainedModel)
         memory = remember(self.model, self.split.train, self.config.memory, t.seen, t.seed, t.device, self.said)
         save_tensors(self.folder / MEMORY, {k: torch.from_numpy(v) for k, v in memory.arrays().items()}, {})
