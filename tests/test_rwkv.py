@@ -229,3 +229,23 @@ def test_initial_values() -> None:
         assert channel.eigenvalues().shape == (2, 0)
     alone = TimeMixing(1, torch.Generator())  # one channel, one block: no division by zero
     assert all(torch.isfinite(p).all() for p in alone.parameters())
+
+
+@pytest.mark.parametrize("part", [TimeMixing, ChannelMixing])
+def test_products_in_half_are_the_same_to_rounding(part: type[TimeMixing] | type[ChannelMixing]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    mixing, offsets = part(32, generator), torch.tensor([0, 40, 41, 41, 90])
+    for p in mixing.parameters():  # as large as after training: the outcome is not all rounding
+        if p.ndim > 1 and p.shape[-2] >= 32:
+            p.data.normal_(0.0, 0.2, generator=generator)
+    x, upon = (torch.randn(90, 32, generator=generator) for _ in range(2))
+
+    def outcome(half: bool) -> list[torch.Tensor]:
+        given = x.clone().requires_grad_()
+        y = mixing(given, offsets, half)
+        return [y.detach(), *torch.autograd.grad(y, [given, *mixing.parameters()], upon)]
+
+    for exact, rounded in zip(outcome(False), outcome(True), strict=True):
+        assert rounded.dtype == torch.float32
+        off = float((exact - rounded).norm() / exact.norm())
+        assert 0 < off < 0.02

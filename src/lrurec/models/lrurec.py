@@ -83,7 +83,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, offsets: Tensor, keys: Keys | None, half: bool = False) -> Tensor:
         if self._is_fused(x):
             return self._fused(x, offsets, None, keys, half)[0]
-        mixed = self.mixer(x, offsets, half) if isinstance(self.mixer, LRU) else self.mixer(x, offsets)
+        mixed = self.mixer(x, offsets) if isinstance(self.mixer, S4) else self.mixer(x, offsets, half)
         return self._behind(x, mixed, offsets, keys, half)
 
     def forward_from(
@@ -112,7 +112,7 @@ class Block(nn.Module):
             case PFFN():
                 return self._second(z, self.pffn(z, keys, half))
             case _:
-                return self._second(z, dropout(self.pffn(z, offsets), self.config.dropout, keys))
+                return self._second(z, dropout(self.pffn(z, offsets, half), self.config.dropout, keys))
 
     def _is_fused(self, x: Tensor) -> bool:
         """The block as published, which the fused function computes, where it can."""

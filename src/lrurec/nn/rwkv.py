@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrurec.nn.init import truncated_normal_
+from lrurec.nn.linear import product
 from lrurec.nn.mixer import Mixer
 from lrurec.nn.shift import shift
 from lrurec.nn.wkv import nothing, wkv, wkv_step
@@ -43,9 +44,10 @@ class TimeMixing(Mixer):
         self.weight = nn.Parameter(truncated_normal_(torch.empty(3, width, width), generator))
         self.out_weight = nn.Parameter(truncated_normal_(torch.empty(width, width), generator))
 
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        r, k, v = torch.bmm(shift(x, self.mu, offsets), self.weight.mT)
-        return F.linear(torch.sigmoid(r) * wkv(k, v, self.decay.exp(), self.bonus, offsets), self.out_weight)
+    def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
+        r, k, v = product(shift(x, self.mu, offsets), self.weight, half).to(x.dtype)
+        mixed = torch.sigmoid(r) * wkv(k, v, self.decay.exp(), self.bonus, offsets)
+        return product(mixed, self.out_weight, half).to(x.dtype)
 
     def initial_state(self, batch: int = 1) -> Tensor:
         before = self.decay.new_zeros(batch, len(self.decay))
@@ -76,16 +78,17 @@ class ChannelMixing(Mixer):
         self.k_weight = nn.Parameter(truncated_normal_(torch.empty(4 * width, width), generator))
         self.v_weight = nn.Parameter(truncated_normal_(torch.empty(width, 4 * width), generator))
 
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        return self._mixed(shift(x, self.mu, offsets))
+    def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
+        return self._mixed(shift(x, self.mu, offsets), half)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, None], self._mixed(torch.lerp(state[:, 0], x, self.mu[:, None]))
 
-    def _mixed(self, both: Tensor) -> Tensor:
+    def _mixed(self, both: Tensor, half: bool = False) -> Tensor:
         r, k = both
-        inner: Tensor = _SquaredRelu.apply(F.linear(k, self.k_weight))  # type: ignore[no-untyped-call]
-        return torch.sigmoid(F.linear(r, self.r_weight)) * F.linear(inner, self.v_weight)
+        inner: Tensor = _SquaredRelu.apply(product(k, self.k_weight, half))  # type: ignore[no-untyped-call]
+        gate = torch.sigmoid(product(r, self.r_weight, half).to(both.dtype))
+        return gate * product(inner, self.v_weight, half).to(both.dtype)
 
 
 class _SquaredRelu(torch.autograd.Function):
