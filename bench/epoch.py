@@ -2,17 +2,16 @@
 
     lrurec data synth --preset xlong --out xlong.parquet
     lrurec prepare xlong.parquet --out data/xlong
-    lrurec train data/xlong --out runs/xlong --set training.max_length=1000 --set training.batch=32 --set training.loss=sampled \
-      --set training.negatives=4096 --set training.shared_negatives=true --set training.candidates=10000 --set training.steps=2205 \
-      --set training.validate_every=1103 --set memory.use=true
-    python bench/epoch.py --run runs/xlong [--users 2000]
+    python bench/epoch.py --dataset data/xlong --run runs/xlong [--users 2000]
 
-Some users' test items are ranked among 10,000 sampled ones, as the paper does, and among all. Tables go to results/epoch.md
+The run is a plain `lrurec train` with SETTINGS; one that is there is not trained again. Some users' test items are ranked among 10,000 sampled ones, as the paper does, and among all. Tables go to results/epoch.md
 and results/epoch.json, after each line.
 """
 
 import argparse
 import json
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,9 +30,25 @@ from lrurec.models.popularity import Popularity
 from lrurec.training.config import config_for
 from lrurec.training.learner import build
 from lrurec.training.run import Run
+from lrurec.training.trainer import validations
 from measure import machine
 
 ROOT = Path(__file__).parents[1]
+SETTINGS = (
+    "training.max_length=1000", "training.batch=32", "training.loss=sampled", "training.negatives=4096",
+    "training.shared_negatives=true", "training.candidates=10000", "training.steps=2205", "training.validate_every=1103",
+    "memory.use=true",
+)  # fmt: skip
+TRAINED = "training.json"  # in the run: what its training took
+
+
+def train(dataset: Path, run: Path) -> None:
+    """The run, if it is not there yet, and how much memory its process had at most."""
+    options = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = [sys.executable, "-m", "lrurec.cli.main", "train", str(dataset), "--out", str(run), *options]
+    subprocess.run(command, check=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    (run / TRAINED).write_text(json.dumps({"peak": peak, "threads": torch.get_num_threads()}) + "\n")
 
 
 def popularity(train: Sequences, items: int) -> Model:
@@ -82,9 +97,9 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# One epoch at the size of XLong",
         "",
-        f"`python bench/epoch.py --run RUN --users {found['users']}` on {found['machine']}; its docstring has the commands that make the run.",
+        f"`python bench/epoch.py --dataset data/xlong --run RUN --users {found['users']}` on {found['machine']}; its docstring has the commands that make the dataset.",
         f"A made-up log: {found['log']['users']:,} users, {found['log']['items']:,} items, {found['log']['interactions']:,} events. Width 64, length 1,000, batches of 32,",
-        f"{found['steps']:,} steps: every event once. Test items of {found['users']:,} users drawn at random.",
+        f"{found['steps']:,} steps: every event once. {found['training']} Test items of {found['users']:,} users drawn at random.",
         "",
         "| | Recall@10, 10,000 sampled | NDCG@10 | Recall@10, all items | NDCG@10 |",
         "|---|---:|---:|---:|---:|",
@@ -101,8 +116,11 @@ def page(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True, type=Path)
+    parser.add_argument("--dataset", type=Path, help="trains the run on it, if it is not there")
     parser.add_argument("--users", type=int, default=2000)
     options = parser.parse_args()
+    if options.dataset and not (options.run / "result.json").exists():
+        train(options.dataset, options.run)
     opened = Run.open(options.run)
     dataset = opened.dataset()
     split, items = leave_last_out(dataset), dataset.n_items
@@ -111,10 +129,16 @@ def main() -> None:
     targets = Targets(t.items, t.users[drawn], t.starts[drawn], t.positions[drawn])
     model = opened.model()
     assert isinstance(model, TrainedModel)
-    curve = [json.loads(line) for line in (options.run / "metrics.jsonl").read_text().splitlines()]
+    curve = validations(options.run)
+    took, done = (json.loads((options.run / name).read_text()) for name in (TRAINED, "result.json"))
+    rate, share = split.train.n_events / curve[-1]["seconds"], done["seconds_saving"] / done["seconds"]
     found: dict[str, Any] = {
         "machine": machine(), "users": len(targets), "log": opened.manifest["dataset"]["counts"], "steps": curve[-1]["step"],
-        "curve": curve, "models": {},
+        "curve": curve, "models": {}, "items_per_second": rate, "peak": took["peak"], "saving": share,
+        "training": (
+            f"Training with {took['threads']} threads, validation included: {rate:,.0f} items/s, {took['peak'] / 1e9:.1f} GB at most (the learning of"
+            f" the memory included), {share:.1%} of the time for checkpoints."
+        ),
     }  # fmt: skip
     memory = model.memory
 
