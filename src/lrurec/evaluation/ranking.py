@@ -62,7 +62,7 @@ def rank(
         scores = model.scores(histories(targets, first, last, max_length, device))
         answers = torch.from_numpy(targets.answers()[first:last].astype(np.int64)).to(device)
         if filter_seen:
-            who, what = _seen(targets, first, last, max_length)
+            who, what = seen_by(targets, first, last, max_length)
             scores[torch.from_numpy(who).to(device), torch.from_numpy(what).to(device)] = float("-inf")
         ranks[first:last] = ranks_of(scores, answers).cpu().numpy()
         if top:
@@ -88,7 +88,7 @@ def _rank_in_tiles(
         parts = [histories(some, *block, max_length, "cpu") for block in _blocks(some, max_length, len(some))]
         vectors = [model.last(part) for part in parts]
         hidden = torch.cat(vectors)
-        barred = _seen(some, 0, len(some), max_length) if filter_seen else (nothing, nothing)
+        barred = seen_by(some, 0, len(some), max_length) if filter_seen else (nothing, nothing)
         span = slice(start, start + len(some))
         answers = some.answers().astype(np.int64)
         added = _remembered(model, parts, vectors)
@@ -198,7 +198,7 @@ def _blocks(targets: Targets, max_length: int, rows: int) -> Iterator[tuple[int,
         first = last
 
 
-def _seen(targets: Targets, first: int, last: int, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def seen_by(targets: Targets, first: int, last: int, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(row, item) of everything inside the inputs of some targets."""
     stops = targets.positions[first:last]
     starts = np.maximum(targets.starts[first:last], stops - max_length)

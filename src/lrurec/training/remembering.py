@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from lrurec.arrays import spans
 from lrurec.data.split import Sequences, Targets
-from lrurec.evaluation.ranking import histories, rank
+from lrurec.evaluation.ranking import histories, seen_by
+from lrurec.evaluation.tiles import rank_in_tiles
 from lrurec.kernels.recall import INPUTS
 from lrurec.memory.memory import Memory, Weights, described
 from lrurec.memory.transitions import MemoryConfig, Transitions
@@ -86,15 +87,18 @@ def _examples(
 ) -> _Examples:
     width = _BEST + _RECALLED + _RANDOM
     rng = np.random.default_rng([seed, 0x657861])
-    table, bias = (t.detach().cpu().numpy() for t in model.item_table())
+    all_items, all_biases = (t.detach().cpu() for t in model.item_table())
+    table, bias = all_items.numpy(), all_biases.numpy()
     inputs: list[NDArray[np.float32]] = []
     scores: list[NDArray[np.float32]] = []
     recalled: list[NDArray[np.bool_]] = []
     answers: list[int] = []
     for first in range(0, len(held), _EVENTS):
         some = held.part(first, first + _EVENTS)
-        best = rank(model, some, max_length, top=_BEST, device=device).recommended
-        hidden = model.last(histories(some, 0, len(some), max_length, device)).cpu().numpy()
+        vectors = model.last(histories(some, 0, len(some), max_length, device)).cpu()
+        gone, wanted = seen_by(some, 0, len(some), max_length), some.answers().astype(np.int64)
+        _, best = rank_in_tiles(vectors, all_items, all_biases, wanted, gone, min(_BEST, len(bias)), None)
+        hidden = vectors.numpy()
         for k in range(len(some)):
             history, answer = some.history(k)[-max_length:], some.answer(k)
             brought, own, known = described(counted, history, hidden[k], table, bias)
