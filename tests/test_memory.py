@@ -325,7 +325,7 @@ def test_the_last_steps_learn_from_what_was_held_back(chains: Path) -> None:
     assert learned_from(40, len(learner.whole)) == split.train.n_events
 
 
-@pytest.mark.parametrize("stops", [[5], [8], [9], [8, 11]])
+@pytest.mark.parametrize("stops", [[5, 9], [8, 11]])
 def test_a_finish_that_is_stopped_and_continued_is_the_same(chains: Path, tmp_path: Path, stops: list[int]) -> None:
     dataset = lrurec.Dataset.open(chains / "dataset")
 

@@ -134,7 +134,7 @@ BEST: dict[float, dict[str, dict[str, Any]]] = {
     },
     30: {
         "model": {"mixer": "rwkv"},
-        "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500, "max_length": 200},
+        "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500, "finish": 1000, "max_length": 200},
         "memory": _REMEMBERS,
     },
     500: {

@@ -26,6 +26,7 @@ _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
 _BEST, _RECALLED, _RANDOM = 128, 200, 64  # rivals of an answer: the model's best, the memory's best, any the memory has
 _HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2
+_EPOCHS, _FEWEST = 40, 100  # each example is looked at so often; steps that it takes at least
 _FIXED = 1e-2  # inputs of g (logarithms, scores, cosines) that vary by less do not count
 _EVENTS = 256  # targets looked at together: their histories are encoded at once
 
@@ -161,8 +162,9 @@ def _learned(examples: _Examples, seed: int) -> Weights:
     heat = nn.Parameter(torch.zeros(()))  # the model may be too sure, or not sure enough: no matter for the order
     parameters = [w1, b1, w2, b2, heat]
     optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=_STEPS)
-    for _ in range(_STEPS):
+    steps = min(_STEPS, max(_FEWEST, _EPOCHS * count // _BATCH))
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
+    for _ in range(steps):
         chosen = torch.randint(0, count, (min(count, _BATCH),), generator=generator)
         recalled = examples.recalled[chosen]
         more = F.linear(F.relu(F.linear(x[chosen][recalled], w1, b1)), w2[None])[:, 0] + b2
