@@ -118,7 +118,7 @@ class Transitions:
         return min(len(self.counts), self.window * int(np.diff(self.starts).max(initial=0)))
 
     def recall(self, history: NDArray[np.integer]) -> tuple[NDArray[np.int32], Floats]:
-        """What a history brings to mind: items, in the order of recall, and their features [m, 4]."""
+        """What a history brings to mind: items, in the order of recall, and their features [m, FEATURES]."""
         own = self._scratch
         if getattr(own, "sums", None) is None:  # one per thread
             own.sums = np.zeros((len(self.counts), recall.FEATURES), np.float32)

@@ -73,7 +73,6 @@ class Trainer:
         self.model, self.steps = self.learner.model, self.learner.steps
         self.step = 0
         self.seconds = 0.0
-        self.saving = 0.0  # seconds of this process that went into checkpoints
         self.best: dict[str, float] | None = None
         self.best_step = 0
         self.waited = 0  # validations without a better recall
@@ -100,7 +99,6 @@ class Trainer:
 
     def save(self) -> None:
         self.loggers.flush()  # first: what comes after the last checkpoint is logged again
-        started = time.perf_counter()
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -110,7 +108,6 @@ class Trainer:
             "stopped": self.stopped,
         }
         save_checkpoint(self.folder / LAST, self.model, self.learner.tensors(), state)
-        self.saving += time.perf_counter() - started
 
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
@@ -171,9 +168,7 @@ class Trainer:
         self.seconds += time.perf_counter() - started
         if self.best is None or found["recall@10"] > self.best["recall@10"]:
             self.best, self.best_step, self.waited = found, self.step, 0
-            started = time.perf_counter()
             save_checkpoint(self.folder / BEST, self.model, {}, {"step": self.step, "valid": found})
-            self.saving += time.perf_counter() - started
         else:
             self.waited += 1
             self.stopped = self.waited >= self.config.training.patience
@@ -203,7 +198,6 @@ class Trainer:
             "steps": self.step,
             "best_step": self.best_step,
             "seconds": round(self.seconds, 1),
-            "seconds_saving": round(self.saving, 1),
             "valid": self.best,
             "test": self._metrics(best, self.split.test),
             **best.facts(),
