@@ -135,7 +135,7 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         _warn("nobody has three events or more: there is nothing to validate or test on, and metrics will be nan")
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
     try:
-        with _stop_gently(trainer), _view() as watch:
+        with _stop_gently(trainer), _view(trainer.step < trainer.steps) as watch:
             trainer.said = _warn
             trainer.train(watch)
         result = None if trainer.interrupted else trainer.result(made.model("best"))
@@ -194,8 +194,8 @@ def _stop_gently(trainer: "Trainer") -> Iterator[None]:
 
 
 @contextmanager
-def _view() -> Iterator[Callable[["Progress"], None]]:
-    """A live line on a terminal; elsewhere one line per validation."""
+def _view(steps: bool) -> Iterator[Callable[["Progress"], None]]:
+    """A live line on a terminal; elsewhere one line per validation. `steps`: whether there is one left to wait for."""
     console = Console(stderr=True)
     columns = (
         TextColumn("step"),
@@ -207,7 +207,8 @@ def _view() -> Iterator[Callable[["Progress"], None]]:
     live = console.is_terminal
     slow = threading.Timer(3.0, lambda: _warn("the first training on a machine compiles for about half a minute"))
     slow.daemon = True
-    slow.start()
+    if steps:
+        slow.start()
     with Bars(*columns, console=console, disable=not live, refresh_per_second=4) as bars:
         task = bars.add_task("train", total=None, loss=float("nan"), rate=0.0, best="")
         told = -1.0
