@@ -106,10 +106,10 @@ class Transitions:
         found = np.concatenate([*rows, np.zeros(0, np.int32)])
         weighed = np.concatenate([*values, np.zeros((0, 3), np.float32)])
         often = np.maximum(counts, 1)
-        source = np.repeat(often, sizes)
-        weighed[:, 0] *= source**-0.3
-        weighed[:, 1] *= often[found] ** -0.3
-        weighed[:, 2] *= source**-0.5
+        less, least = ((often**power).astype(np.float32) for power in (-0.3, -0.5))
+        weighed[:, 0] *= np.repeat(less, sizes)
+        weighed[:, 1] *= less[found]
+        weighed[:, 2] *= np.repeat(least, sizes)
         return cls(counts, np.concatenate([[0], np.cumsum(sizes)]), found, weighed, config.window, config.decay)
 
     @cached_property
