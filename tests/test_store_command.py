@@ -169,3 +169,23 @@ def test_mistakes(trained: Path, tmp_path: Path, run: Run) -> None:
     ):
         done = run("store", *arguments)
         assert done.code == 2 and words in done.err and done.err.count("\n") == 1, done
+
+
+def test_an_import_that_cannot_be_read_leaves_no_store(trained: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("user,item\n1,2\n")
+    for source in (tmp_path / "bad.jsonl", tmp_path / "absent.jsonl"):
+        done = run("store", "import", tmp_path / "store", "--artifact", trained / "artifact", source)
+        assert done.code == 2 and done.err.count("\n") == 1 and not (tmp_path / "store").exists()
+
+
+def test_an_import_of_another_log_is_warned_of(trained: Path, run: Run, tmp_path: Path) -> None:
+    def warned(items: list[str]) -> bool:
+        rows = [{"user": "ann", "item": item, "time": k} for k, item in enumerate(items, 1)]
+        (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        store = tmp_path / f"store-{len(items)}"
+        done = run("store", "import", store, "--artifact", trained / "artifact", tmp_path / "log.jsonl")
+        assert done.code == 0
+        return "is it the artifact of this log?" in done.err
+
+    assert warned(["soap", "salt", "i03"])
+    assert not warned(["soap", "i01", "i02", "i03"])

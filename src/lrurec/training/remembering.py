@@ -26,7 +26,7 @@ _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
 _BEST, _RECALLED, _RANDOM = 128, 200, 64  # rivals of an answer: the model's best, the memory's best, any the memory has
 _HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2
-_EPOCHS, _FEWEST = 40, 100  # each example is looked at so often; steps that it takes at least
+_EPOCHS, _FEWEST = 400, 100  # of a few hundred examples each is looked at so often; steps that it takes at least
 _FIXED = 1e-2  # inputs of g (logarithms, scores, cosines) that vary by less do not count
 _EVENTS = 256  # targets looked at together: their histories are encoded at once
 
