@@ -56,49 +56,75 @@ def collect(
             ends[a - low] = at
 
 
+@inlined
+def _bits_for(neighbours: Any) -> Any:
+    """The logarithm of the size of a table that they fill by half at most."""
+    bits = 1
+    while (1 << bits) < 2 * neighbours:
+        bits += 1
+    return bits
+
+
 @_looped
 def sum_up(
-    begins: Any, ends: Any, who: Any, gaps: Any, decay: Any, most: Any, sums: Any, touched: Any, out: Any, values: Any
+    begins: Any, ends: Any, who: Any, gaps: Any, decay: Any, most: Any, catalogue: Any, out: Any, values: Any
 ) -> Any:
     """Neighbours of some items, summed up: the `most` heaviest of each into out and values [.., 3]; gives their numbers.
 
-    sums [V, 3] is zero, before and behind; `touched` [V] is scratch.
+    The neighbours of one item are found again in a table of twice their number, by hashing: most items have few, and a table
+    over the catalogue would be a miss of the cache for each of them.
     """
     sizes = np.zeros(len(begins), np.int64)
     powers = np.empty(129, np.float32)
     powers[0] = f4(1)
     for g in range(1, 129):
         powers[g] = f4(powers[g - 1] * f4(decay))
+    longest = 1
+    for a in range(len(begins)):
+        longest = max(longest, min(ends[a] - begins[a], catalogue))
+    bits = _bits_for(longest)
+    places = np.full(1 << bits, -1, np.int32)  # of a hash: which of the distinct neighbours
+    different, sums, taken = (
+        np.empty(longest, np.int32),
+        np.empty((longest, 3), np.float32),
+        np.empty(longest, np.int64),
+    )
     total = 0
     for a in range(len(begins)):
-        n = 0
+        bits = _bits_for(min(ends[a] - begins[a], catalogue))
+        mask, n = (1 << bits) - 1, 0
         for k in range(begins[a], ends[a]):
             b, gap = who[k], gaps[k]
-            if sums[b, 2] == f4(0):
-                touched[n] = b
+            at = ((np.uint64(b) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)) & np.uint64(mask)
+            while places[at] >= 0 and different[places[at]] != b:
+                at = (at + np.uint64(1)) & np.uint64(mask)
+            place = places[at]
+            if place < 0:
+                place = n
+                places[at], different[n], taken[n] = n, b, at
+                for j in range(3):
+                    sums[n, j] = f4(0)
                 n += 1
             if gap > 0:
-                sums[b, 0] += powers[gap - 1]
+                sums[place, 0] += powers[gap - 1]
             else:
-                sums[b, 1] += powers[-gap - 1]
-            sums[b, 2] += f4(1)
-        chosen = touched[:n]
+                sums[place, 1] += powers[-gap - 1]
+            sums[place, 2] += f4(1)
+        chosen = np.arange(n)
         if n > most:
             weights = np.empty(n, np.float32)
             for k in range(n):
-                weights[k] = -(sums[chosen[k], 0] + f4(0.3) * sums[chosen[k], 1] + f4(0.01) * sums[chosen[k], 2])
-            chosen = chosen[np.argsort(weights, kind="mergesort")[:most]]
-        kept = np.sort(chosen)
-        for k in range(len(kept)):
-            b = kept[k]
-            out[total + k] = b
+                weights[k] = -(sums[k, 0] + f4(0.3) * sums[k, 1] + f4(0.01) * sums[k, 2])
+            chosen = np.argsort(weights, kind="mergesort")[:most]
+        chosen = chosen[np.argsort(different[chosen])]
+        for k in range(len(chosen)):
+            out[total + k] = different[chosen[k]]
             for j in range(3):
-                values[total + k, j] = sums[b, j]
-        sizes[a] = len(kept)
-        total += len(kept)
+                values[total + k, j] = sums[chosen[k], j]
+        sizes[a] = len(chosen)
+        total += len(chosen)
         for k in range(n):
-            for j in range(3):
-                sums[touched[k], j] = f4(0)
+            places[taken[k]] = -1
     return sizes
 
 

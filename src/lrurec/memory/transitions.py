@@ -8,8 +8,10 @@ A row keeps its heaviest pairs. The last `window` items of a history look their 
 """
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 _TOGETHER = 1 << 25  # pairs that are summed up at once
 _MOST_WINDOW = 100
+_Rows = tuple[Indices, NDArray[np.int32], Floats]  # sizes of rows, their items, their values
+_Work = Callable[[slice], _Rows]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,15 @@ class MemoryConfig:
             raise SettingsError("memory.row and memory.pairs must be 1 or more")
         if not 0 < self.held_back <= 0.5:
             raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
+
+
+def _shares_of(partners: Indices) -> list[slice]:
+    """Runs of items that have about _TOGETHER neighbours each."""
+    bounds, many = [0], np.cumsum(partners)
+    while bounds[-1] < len(partners):
+        before = many[bounds[-1] - 1] if bounds[-1] else 0
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(many, before + _TOGETHER, side="right"))))
+    return [slice(a, b) for a, b in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -79,32 +92,32 @@ class Transitions:
         stops: Indices,
         n_items: int,
         config: MemoryConfig,
+        at_once: Callable[[_Work, list[slice]], Iterable[_Rows]] = map,
     ) -> "Transitions":
-        """Of the sequences items[starts[k]:stops[k]]; some items at a time, so that memory stays bounded."""
+        """Of the sequences items[starts[k]:stops[k]]; some items at a time, so that memory stays bounded.
+
+        `at_once` may do several parts of the work at a time, and gives their results in order.
+        """
         counts, partners = np.zeros(n_items, np.int64), np.zeros(n_items, np.int64)
         recall.count_partners(items, starts, stops, config.window, counts, partners)
         most = max(1, min(config.row, config.pairs // max(n_items, 1)))
-        sums, touched = np.zeros((n_items, 3), np.float32), np.empty(n_items, np.int32)
-        rows: list[NDArray[np.int32]] = []
-        values: list[Floats] = []
-        sizes = np.zeros(n_items, np.int64)
-        low = 0
-        while low < n_items:
-            many = np.cumsum(partners[low:])
-            high = low + max(1, int(np.searchsorted(many, _TOGETHER, side="right")))
-            ends = np.concatenate([[0], many[: high - low]])
-            begins, stop = ends[:-1].copy(), ends[:-1].copy()
+
+        def rows_of(span: slice) -> _Rows:
+            ends = np.concatenate([[0], np.cumsum(partners[span])])
+            begins, stop = ends[:-1], ends[:-1].copy()
             who, gaps = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int8)
-            recall.collect(items, starts, stops, config.window, low, high, stop, who, gaps)
+            recall.collect(items, starts, stops, config.window, span.start, span.stop, stop, who, gaps)
             room = int(np.minimum(stop - begins, most).sum())
             out, weights = np.empty(room, np.int32), np.empty((room, 3), np.float32)
-            sizes[low:high] = recall.sum_up(begins, stop, who, gaps, config.decay, most, sums, touched, out, weights)
-            kept = int(sizes[low:high].sum())
-            rows.append(out[:kept])
-            values.append(weights[:kept])
-            low = high
-        found = np.concatenate([*rows, np.zeros(0, np.int32)])
-        weighed = np.concatenate([*values, np.zeros((0, 3), np.float32)])
+            sizes = recall.sum_up(begins, stop, who, gaps, config.decay, most, n_items, out, weights)
+            kept = int(sizes.sum())
+            return sizes, out[:kept].copy(), weights[:kept].copy()
+
+        made = list(at_once(rows_of, _shares_of(partners)))
+        sizes = np.concatenate([*(part[0] for part in made), np.zeros(0, np.int64)])
+        found = np.concatenate([*(part[1] for part in made), np.zeros(0, np.int32)])
+        weighed = np.concatenate([*(part[2] for part in made), np.zeros((0, 3), np.float32)])
+        del made
         often = np.maximum(counts, 1)
         less, least = ((often**power).astype(np.float32) for power in (-0.3, -0.5))
         weighed[:, 0] *= np.repeat(less, sizes)

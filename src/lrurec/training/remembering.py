@@ -21,6 +21,7 @@ from lrurec.kernels.recall import INPUTS
 from lrurec.memory.memory import Memory, Weights, described
 from lrurec.memory.transitions import MemoryConfig, Transitions
 from lrurec.models.base import TrainedModel
+from lrurec.nn.threads import at_once
 
 _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
@@ -59,7 +60,7 @@ def remember(
     kept, held = hold_back(train, config.held_back, seed)
     items = model.sizes.items
     watch("counting what came near what")
-    counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config)
+    counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config, at_once)
     watch(f"learning how much to believe it, from {len(held):,} events held back")
     examples = _examples(model, counted, held, max_length, seed, device)
     threads = torch.get_num_threads()
@@ -69,7 +70,7 @@ def remember(
     finally:
         torch.set_num_threads(threads)
     watch("counting once more, with those")
-    return Memory(Transitions.count(train.items, train.starts, train.stops, items, config), weights)
+    return Memory(Transitions.count(train.items, train.starts, train.stops, items, config, at_once), weights)
 
 
 @dataclass(frozen=True)
