@@ -45,6 +45,7 @@ def found(folder: Path) -> dict[str, Any]:
 
 def test_spaces() -> None:
     assert size(space_for("paper", "lrurec", "dense")) == 16 and size(space_for("paper", "sasrec", "long")) == 4
+    assert size(space_for("quick", "mf", "sparse")) == 9
     wide = space_for("wide", "gru4rec", "dense")
     assert "model.hidden" in wide and "model.mask_share" not in wide and size(wide) is None
     with pytest.raises(SettingsError, match="not trained"):

@@ -47,6 +47,9 @@ class ArrayFile:
             self._file.close()
 
 
+GAPS = 32  # kinds of gaps between events: 0 for unknown, then by powers of two of seconds
+
+
 def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions of runs, one after the other: starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ...
 

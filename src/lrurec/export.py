@@ -108,6 +108,11 @@ def servable(model: Model, name: str) -> LRURec:
                 " engine knows the mixers lru and rwkv only; use lrurec recommend or lrurec.Recommender, or train with"
                 " --set model.mixer=lru"
             )
+        if model.config.gaps:
+            raise SettingsError(
+                f"{title} with model.gaps=true wants to know how much time lies between events, which the serving engine does"
+                " not; use lrurec recommend or lrurec.Recommender, or train without it"
+            )
         return model
     if isinstance(model, RecurrentModel):
         raise SettingsError(

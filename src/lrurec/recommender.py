@@ -17,10 +17,10 @@ from lrurec.config import unknown
 from lrurec.data.batches import pack_histories
 from lrurec.data.dataset import Dataset
 from lrurec.data.events import load_events
-from lrurec.data.split import everything, leave_last_out
+from lrurec.data.split import Gaps, everything, gaps_between, leave_last_out, times_of
 from lrurec.errors import FolderError, InputError, SettingsError
 from lrurec.ids import Id
-from lrurec.models.base import Batch, Model, TrainedModel
+from lrurec.models.base import Batch, Model, TrainedModel, wants_gaps
 from lrurec.training.config import RunConfig, config_for
 from lrurec.training.run import Run
 from lrurec.training.trainer import Progress
@@ -151,15 +151,16 @@ class Recommender:
                 )
         if users is not None:
             labels, items, who = self._histories_of(users)
+            gaps = self._gaps_of(who)
         else:
             assert histories is not None
             labels = pl.Series("history", range(len(histories)))
             items = [self._known_items(h) for h in histories]
-            who = np.full(len(items), -1)
+            who, gaps = np.full(len(items), -1), None
         barred = self._barred(allow, deny)
         frames = [
-            self._best(items[a : a + _ROWS], who[a : a + _ROWS], labels[a : a + _ROWS], k, filter_seen, barred)
-            for a in range(0, len(items), _ROWS)
+            self._best(items[rows], who[rows], labels[rows], k, filter_seen, barred, gaps and gaps[rows])
+            for rows in (slice(a, a + _ROWS) for a in range(0, len(items), _ROWS))
         ]
         return pl.concat(frames) if frames else self._frame([], labels)
 
@@ -205,6 +206,14 @@ class Recommender:
             who.append(-1 if index is None else index)
         return pl.Series("user", labels, strict=False), found, np.array(who, np.int64)
 
+    def _gaps_of(self, who: NDArray[np.int64]) -> list[Gaps] | None:
+        """How much time lies between the events of users, where the model wants that."""
+        if not wants_gaps(self.config.model):
+            return None
+        times, offsets = times_of(self.dataset), self.dataset.offsets
+        none = np.zeros(0, np.int64)
+        return [gaps_between(none if u < 0 else times[offsets[u] : offsets[u + 1]]) for u in who.tolist()]
+
     def _item(self, item: Id) -> int | None:
         index = self.dataset.item_ids.index(item)
         if index is None and self.on_unknown == "error":
@@ -232,13 +241,16 @@ class Recommender:
         k: int,
         filter_seen: bool,
         barred: NDArray[np.bool_],
+        gaps: list[Gaps] | None,
     ) -> pl.DataFrame:
         ends = np.cumsum([len(i) for i in items])
         starts = np.concatenate([[0], ends[:-1]])
         t = self.config.training
-        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.seen, who)
+        beside = None if gaps is None else np.concatenate([*gaps, np.zeros(1, np.uint8)])
+        packed = pack_histories(np.concatenate([*items, np.zeros(1, np.int32)]), starts, ends, t.seen, who, beside)
         inputs, users = (torch.from_numpy(a).to(t.device) for a in (packed.inputs, packed.users))
-        scores = self.model.scores(Batch(inputs, torch.from_numpy(packed.offsets), users)).cpu()
+        apart = None if packed.gaps is None else torch.from_numpy(packed.gaps).to(t.device)
+        scores = self.model.scores(Batch(inputs, torch.from_numpy(packed.offsets), users, gaps=apart)).cpu()
         scores[:, torch.from_numpy(barred)] = -torch.inf
         if filter_seen:
             for row, seen in enumerate(items):

@@ -64,10 +64,11 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError(
             f"{options.first} and {options.second} were trained on different datasets; compare runs of one"
         )
-    split = first.split(first.dataset(options.dataset))
-    second.split(first.dataset(options.dataset))  # refused if it has seen the answers
-    targets = split.test if options.split == "test" else split.valid
-    a, b = (_ranks(opened, targets) for opened in (first, second))
+    dataset = first.dataset(options.dataset)
+    splits = [opened.split(dataset) for opened in (first, second)]  # refused if one has seen the answers
+    asked = [split.test if options.split == "test" else split.valid for split in splits]
+    a, b = (_ranks(opened, targets) for opened, targets in zip((first, second), asked, strict=True))
+    split, targets = splits[0], asked[0]
     ks = options.ks or [10, 20]
     differences = {
         f"{name}@{k}": asdict(compare(values(a, k), values(b, k), options.seed))

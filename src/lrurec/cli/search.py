@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 spaces:
   paper   the paper's grid: weight decay 0, 1e-6, 1e-4, 1e-2 by dropout 0.2, 0.4, 0.6, 0.8 (half as many of each for long histories)
+  quick   learning rate 0.0015, 0.003, 0.006 by dropout 0.2, 0.4, 0.6: the two that move most models most
   wide    learning rate, weight decay, dropout, width and what else the model has, where the best trials so far point to
 
 A trial is a run like those of lrurec train, with the settings of lrurec reproduce for this kind of dataset and those tried over
@@ -47,7 +48,7 @@ def add(commands: Commands) -> None:
     )
     p.add_argument("dataset", metavar="DATASET", help="a folder made by lrurec prepare")
     p.add_argument("--model", default="lrurec", metavar="NAME", help="one of lrurec models (default: lrurec)")
-    p.add_argument("--space", default="paper", metavar="NAME", help="paper or wide (default: paper)")
+    p.add_argument("--space", default="paper", metavar="NAME", help="paper, quick or wide (default: paper)")
     p.add_argument("--trials", type=positive, metavar="N", help="in all (default: the whole grid, or 30)")
     p.add_argument("--out", metavar="DIR", help="where trials and pages go (default: search/DATASET-MODEL)")
     p.add_argument("--storage", metavar="FILE", help="the journal of the trials (default: OUT/journal.log)")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrurec.arrays import spans
-from lrurec.data.split import Sequences
+from lrurec.data.split import Gaps, Sequences
 from lrurec.errors import NothingLeftError
 
 START = 0  # the input before the first item; item i is input i + 1
@@ -26,7 +26,8 @@ START = 0  # the input before the first item; item i is input i + 1
 class PackedArrays:
     """inputs [N] (item + 1, or START), offsets [S + 1], users [S] (user + 1, or 0 for nobody known).
 
-    For training also targets [N], and the windows [W + 1] that the sequences were cut from.
+    For training also targets [N], and the windows [W + 1] that the sequences were cut from. gaps [N]: how long before the event
+    of an input the one before it was, where the sequences have them.
     """
 
     inputs: NDArray[np.int64]
@@ -34,6 +35,7 @@ class PackedArrays:
     users: NDArray[np.int64]
     targets: NDArray[np.int64]
     windows: NDArray[np.int64]
+    gaps: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Windows:
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     opens: NDArray[np.bool_]
+    gaps: Gaps | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -70,7 +73,7 @@ class Windows:
         starts = np.maximum(stops - max_length, train.starts[whose])
         if len(starts) == 0:
             raise NothingLeftError("there is nothing to train on: every history is empty")
-        return cls(train.items, train.users[whose], starts, stops, starts == train.starts[whose])
+        return cls(train.items, train.users[whose], starts, stops, starts == train.starts[whose], train.gaps)
 
     def pack(self, chosen: NDArray[np.int64]) -> PackedArrays:
         """The chosen windows in one run."""
@@ -80,14 +83,18 @@ class Windows:
         first = ends - lengths  # row of each window's first target
         positions = spans(starts, lengths)
         targets = self.items[positions].astype(np.int64)
-        inputs = self.items[np.maximum(positions - 1, 0)].astype(np.int64) + 1
+        before = np.maximum(positions - 1, 0)
+        inputs = self.items[before].astype(np.int64) + 1
         inputs[first[opens]] = START
+        gaps = None if self.gaps is None else self.gaps[before].astype(np.int64)
+        if gaps is not None:
+            gaps[first[opens]] = 0
         # The start token stands alone: a boundary behind it, where anything follows.
         behind = first[opens & (lengths > 1)] + 1
         windows = np.concatenate([[0], ends]).astype(np.int64)
         offsets = np.union1d(windows, behind).astype(np.int64)
         whose = np.searchsorted(windows, offsets[:-1], side="right") - 1
-        return PackedArrays(inputs, offsets, self.users[chosen][whose].astype(np.int64) + 1, targets, windows)
+        return PackedArrays(inputs, offsets, self.users[chosen][whose].astype(np.int64) + 1, targets, windows, gaps)
 
 
 @dataclass(frozen=True)
@@ -162,10 +169,11 @@ def pack_histories(
     stops: NDArray[np.int64],
     max_length: int,
     users: NDArray[np.integer[Any]] | None = None,
+    gaps: Gaps | None = None,
 ) -> PackedArrays:
     """The last `max_length` items of histories as inputs, one sequence each; an empty one is the start token.
 
-    `users` are theirs, -1 where nobody knows whose a history is.
+    `users` are theirs, -1 where nobody knows whose a history is. `gaps` lie beside the items.
     """
     starts = np.maximum(starts, stops - max_length)
     lengths = stops - starts
@@ -173,8 +181,10 @@ def pack_histories(
     ends = np.cumsum(rows)
     first = ends - rows
     positions = spans(starts, rows)
-    inputs = items[np.minimum(positions, max(len(items) - 1, 0))].astype(np.int64) + 1
+    at = np.minimum(positions, max(len(items) - 1, 0))
+    inputs = items[at].astype(np.int64) + 1
     inputs[first[lengths == 0]] = START
     offsets = np.concatenate([[0], ends]).astype(np.int64)
     who = np.zeros(len(starts), np.int64) if users is None else users.astype(np.int64) + 1
-    return PackedArrays(inputs, offsets, who, np.zeros(0, np.int64), np.zeros(1, np.int64))
+    apart = None if gaps is None else np.where(inputs == START, 0, gaps[at]).astype(np.int64)
+    return PackedArrays(inputs, offsets, who, np.zeros(0, np.int64), np.zeros(1, np.int64), apart)

@@ -2,22 +2,28 @@
 
 A training sequence is `items[start:stop]`. An example for validation or test is a target position p and
 the start of its history: the input is `items[start:p]`, the answer `items[p]`.
+
+Where a model wants them, gaps lie beside the items: how long after the event before it each one came. The gap of an answer
+is not part of its input.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrurec.arrays import spans
+from lrurec.arrays import GAPS, spans
 from lrurec.data.dataset import Dataset
 from lrurec.data.times import parse_moment
 from lrurec.errors import NothingLeftError, SettingsError
 
 Positions = NDArray[np.int64]
 
+Gaps = NDArray[np.uint8]
+
 _TOGETHER = 1 << 14  # sequences that are counted at once
+_SECOND = 1_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Sequences:
     users: NDArray[np.int32]
     starts: Positions
     stops: Positions
+    gaps: Gaps | None = None  # beside the items
 
     def __len__(self) -> int:
         return len(self.users)
@@ -57,6 +64,7 @@ class Targets:
     users: NDArray[np.int32]
     starts: Positions
     positions: Positions
+    gaps: Gaps | None = None  # beside the items
 
     def __len__(self) -> int:
         return len(self.users)
@@ -64,7 +72,7 @@ class Targets:
     def part(self, first: int, last: int) -> "Targets":
         """Some of them, in a row."""
         span = slice(first, last)
-        return Targets(self.items, self.users[span], self.starts[span], self.positions[span])
+        return replace(self, users=self.users[span], starts=self.starts[span], positions=self.positions[span])
 
     def history(self, k: int) -> NDArray[np.int32]:
         return self.items[self.starts[k] : self.positions[k]]
@@ -83,6 +91,41 @@ class Split:
     train: Sequences
     valid: Targets
     test: Targets
+
+    def with_gaps(self, dataset: Dataset) -> "Split":
+        """The same with the gaps between the events."""
+        gaps = gaps_of(dataset)
+        return Split(replace(self.train, gaps=gaps), replace(self.valid, gaps=gaps), replace(self.test, gaps=gaps))
+
+
+def gaps_between(times: NDArray[np.int64]) -> Gaps:
+    """How long after the event before it each of some events came, which happened at these times (in microseconds).
+
+    0 for the first one, 1 for less than a second, 2 for less than three, 3 for less than seven, and so on.
+    """
+    found = np.zeros(len(times), np.uint8)
+    seconds = np.maximum(np.diff(times) // _SECOND, 0)
+    found[1:] = np.minimum(1 + np.log2(1 + seconds), GAPS - 1)
+    return found
+
+
+def gaps_of(dataset: Dataset) -> Gaps:
+    """[interactions]: the gaps between the events of each person."""
+    times = times_of(dataset)
+    found = np.zeros(dataset.n_events, np.uint8)
+    for first, last in dataset.user_blocks():
+        begin, end = dataset.offsets[first], dataset.offsets[last]
+        found[begin:end] = gaps_between(times[begin:end])
+        begins = dataset.offsets[first:last]
+        found[begins[begins < end]] = 0
+    return found
+
+
+def times_of(dataset: Dataset) -> NDArray[np.int64]:
+    """The times of all events, where gaps between them are wanted."""
+    if dataset.times is None:
+        raise SettingsError("this dataset has no times, so there are no gaps between its events; leave out model.gaps")
+    return dataset.times
 
 
 def leave_last_out(dataset: Dataset) -> Split:

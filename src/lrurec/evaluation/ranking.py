@@ -179,10 +179,11 @@ def histories(targets: Targets, first: int, last: int, max_length: int, device: 
     """The histories of some targets."""
     span = slice(first, last)
     packed = pack_histories(
-        targets.items, targets.starts[span], targets.positions[span], max_length, targets.users[span]
+        targets.items, targets.starts[span], targets.positions[span], max_length, targets.users[span], targets.gaps
     )
     inputs, users = (torch.from_numpy(a).to(device) for a in (packed.inputs, packed.users))
-    return Batch(inputs, torch.from_numpy(packed.offsets), users)
+    gaps = None if packed.gaps is None else torch.from_numpy(packed.gaps).to(device)
+    return Batch(inputs, torch.from_numpy(packed.offsets), users, gaps=gaps)
 
 
 def _blocks(targets: Targets, max_length: int, rows: int) -> Iterator[tuple[int, int]]:

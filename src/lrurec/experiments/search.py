@@ -43,7 +43,7 @@ from lrurec.training.learner import TrainingFailed
 from lrurec.training.run import Run, write_json
 from lrurec.training.trainer import LAST, Progress, Trainer, validations
 
-SPACES = ("paper", "wide")
+SPACES = ("paper", "quick", "wide")
 JOURNAL, BEST, STUDY = "journal.log", "best.toml", "lrurec"
 GOAL = "recall@10"
 

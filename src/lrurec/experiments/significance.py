@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lrurec.data.split import Targets, leave_last_out
+from lrurec.data.split import Targets
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import METRICS
 from lrurec.evaluation.ranking import rank
@@ -78,7 +78,7 @@ def _ranks(cell: Record, say: Callable[[str], None]) -> Any:
     run = Run.open(folder / RUN)
     t = run.config.training
     drawn = Candidates(t.candidates, 0) if t.candidates else None
-    targets: Targets = leave_last_out(run.dataset(None)).test
+    targets: Targets = run.split(run.dataset(None)).test
     ranks = rank(run.model(), targets, t.seen, candidates=drawn, device=t.device).ranks
     aside = path.with_name(f".{os.getpid()}.{RANKS}")
     np.save(aside, ranks, allow_pickle=False)

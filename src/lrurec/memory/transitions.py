@@ -115,9 +115,12 @@ class Transitions:
 
         made = list(at_once(rows_of, _shares_of(partners)))
         sizes = np.concatenate([*(part[0] for part in made), np.zeros(0, np.int64)])
-        found = np.concatenate([*(part[1] for part in made), np.zeros(0, np.int32)])
-        weighed = np.concatenate([*(part[2] for part in made), np.zeros((0, 3), np.float32)])
-        del made
+        found, weighed = np.empty(sizes.sum(), np.int32), np.empty((sizes.sum(), 3), np.float32)
+        end = len(found)
+        while made:  # each part is let go when it is copied: there are never two of all
+            _, who, what = made.pop()
+            found[end - len(who) : end], weighed[end - len(who) : end] = who, what
+            end -= len(who)
         often = np.maximum(counts, 1)
         less, least = ((often**power).astype(np.float32) for power in (-0.3, -0.5))
         weighed[:, 0] *= np.repeat(less, sizes)

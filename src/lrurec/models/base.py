@@ -42,12 +42,14 @@ class Batch:
     offsets   [S + 1]  sequence s is rows offsets[s] to offsets[s + 1]; always on the CPU
     users     [S]      user + 1, or 0 for somebody who did not train; None: nobody did
     half               whether a model may take its products in bfloat16
+    gaps      [N]      how long before each event the one before it was, where a model wants that; 0: unknown
     """
 
     inputs: Tensor
     offsets: Tensor
     users: Tensor | None = None
     half: bool = False
+    gaps: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -126,13 +128,20 @@ class TrainingBatch(Batch):
         others = (~is_start).nonzero()[:, 0]
         asked = is_start.nonzero()[:, 0]
         if 10 * len(asked) < len(self):  # not worth the copies
-            return Batch(self.inputs, self.offsets, half=self.half), None, self.targets
+            return Batch(self.inputs, self.offsets, half=self.half, gaps=self.gaps), None, self.targets
         stays = ~is_start[self.offsets[:-1].to(is_start.device)].cpu()
         lengths = torch.cat([torch.ones(1, dtype=torch.int64), self.lengths[stays]])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        packed = Batch(torch.cat([self.inputs[asked[:1]], self.inputs[others]]), offsets, half=self.half)
+        kept = torch.cat([asked[:1], others])
+        gaps = None if self.gaps is None else self.gaps[kept]
+        packed = Batch(self.inputs[kept], offsets, half=self.half, gaps=gaps)
         rows = torch.cat([torch.zeros_like(asked), torch.arange(1, len(others) + 1, device=others.device)])
         return packed, rows, self.targets[torch.cat([asked, others])]
+
+
+def wants_gaps(config: Any) -> bool:
+    """Whether a model with these settings looks at how much time lies between events."""
+    return bool(getattr(config, "gaps", False))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@
 
 Input 0 is the start of a history: a learned vector, from which the first item is predicted.
 
+With `gaps`, a learned vector of how long an event came after the one before it is added to x before the first block. It begins
+as zero. When the answer comes is never an input.
+
 What mixes the positions can be another recurrence in the same block (`mixer`): S4 in its diagonal form (lrurec.nn.s4), or
 RWKV-4 (lrurec.nn.rwkv), whose channel mixing then takes the place of the PFFN.
 """
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lrurec.arrays import GAPS
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
 from lrurec.models.base import Batch, Card, CarryingModel, Sizes
@@ -52,6 +56,7 @@ class LRURecConfig:
     pffn: bool = True
     outer_gelu: bool = False  # the paper's equation has a second GELU, the authors' code has not
     scan: str = "auto"  # of lru
+    gaps: bool = False  # whether it sees how much time lies between events
 
     def __post_init__(self) -> None:
         if self.mixer not in MIXERS:
@@ -188,14 +193,16 @@ class LRURec(CarryingModel):
         self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, generator, k) for k in range(config.blocks))
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
+        if config.gaps:
+            self.gaps = nn.Parameter(torch.zeros(GAPS, config.width))
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
-        return self(batch.inputs, batch.offsets, keys, batch.half)  # type: ignore[no-any-return]
+        return self(batch, keys)  # type: ignore[no-any-return]
 
-    def forward(self, inputs: Tensor, offsets: Tensor, keys: Keys | None = None, half: bool = False) -> Tensor:
-        x = self._embed(inputs, keys)
+    def forward(self, batch: Batch, keys: Keys | None = None) -> Tensor:
+        x = self._embed(batch.inputs, batch.gaps, keys)
         for block in self.blocks:
-            x = block(x, offsets, keys, half)
+            x = block(x, batch.offsets, keys, batch.half)
         return x
 
     @classmethod
@@ -203,18 +210,23 @@ class LRURec(CarryingModel):
         return config.mixer == "lru"
 
     def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
-        x, ends = self._embed(batch.inputs, keys), []
+        x, ends = self._embed(batch.inputs, batch.gaps, keys), []
         for k, block in enumerate(self.blocks):
             x, end = block.forward_from(x, batch.offsets, states[:, k], keys, batch.half)  # type: ignore[operator]
             ends.append(end)
         return x, torch.stack(ends, 1)
 
-    def _embed(self, inputs: Tensor, keys: Keys | None) -> Tensor:
+    def _embed(self, inputs: Tensor, gaps: Tensor | None, keys: Keys | None) -> Tensor:
+        rate = self.config.dropout
+        x: Tensor
         if isinstance(self.norm, nn.LayerNorm):
-            entered: Tensor = entry(self.embedding, inputs, self.norm.weight, self.norm.bias, self.config.dropout, keys)
-            return entered
-        x: Tensor = dropout(F.embedding(inputs, self.embedding), self.config.dropout, keys)
-        return x
+            x = entry(self.embedding, inputs, self.norm.weight, self.norm.bias, rate, keys)
+        else:
+            x = dropout(F.embedding(inputs, self.embedding), rate, keys)
+        if not self.config.gaps:
+            return x
+        apart: Tensor = F.embedding(torch.zeros_like(inputs) if gaps is None else gaps, self.gaps)
+        return x + apart
 
     def answers(self) -> tuple[Tensor, Tensor]:
         return self.embedding, self.bias
@@ -223,8 +235,8 @@ class LRURec(CarryingModel):
         """[B, blocks, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""
         return torch.stack([block.initial_state(batch) for block in self.blocks], 1)  # type: ignore[operator]
 
-    def step(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        x = self._embed(inputs, None)
+    def step(self, state: Tensor, inputs: Tensor, gaps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = self._embed(inputs, gaps, None)
         states = []
         for k, block in enumerate(self.blocks):
             new, x = block.step(state[:, k], x)  # type: ignore[operator]

@@ -137,6 +137,7 @@ class Learner:
             half=t.precision == "bfloat16",
             carried=self._carried(number),
             look_ahead=t.look_ahead,
+            gaps=None if packed.gaps is None else torch.from_numpy(packed.gaps).to(t.device),
         )
         drawn = None
         if self.negatives is not None:

@@ -5,7 +5,7 @@ they will say of new events. No item of validation or test takes part. Afterward
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,8 +43,8 @@ def hold_back(train: Sequences, share: float, seed: int) -> tuple[Sequences, Tar
     stops = train.stops.copy()
     stops[chosen] -= tails
     whose = np.repeat(chosen, tails)
-    kept = Sequences(train.items, train.users, train.starts, stops)
-    return kept, Targets(train.items, train.users[whose], train.starts[whose], spans(stops[chosen], tails))
+    held = Targets(train.items, train.users[whose], train.starts[whose], spans(stops[chosen], tails), train.gaps)
+    return replace(train, stops=stops), held
 
 
 def remember(

@@ -27,7 +27,7 @@ from lrurec.data.split import Split, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest, write_text
 from lrurec.memory.memory import Memory
-from lrurec.models.base import Model, TrainedModel
+from lrurec.models.base import Model, TrainedModel, wants_gaps
 from lrurec.training.checkpoint import load_checkpoint, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.learner import build, settled
@@ -129,7 +129,8 @@ class Run:
                 f"{self.folder} was trained on everything (--refit), so there is nothing to measure it with; evaluate the run"
                 " with the same settings that was trained without --refit"
             )
-        return leave_last_out(dataset)
+        split = leave_last_out(dataset)
+        return split.with_gaps(dataset) if wants_gaps(self.config.model) else split
 
     def model(self, checkpoint: str = "best") -> Model:
         """The model with the weights of a checkpoint; the best ones have their memory beside them, where there is one."""

@@ -131,6 +131,7 @@ class RowSteps:
             windows=batch.windows,
             carried=batch.carried,
             look_ahead=batch.look_ahead,
+            gaps=batch.gaps,
         )
         taken = {f"model.{name}": tensor for name, (_, tensor) in self._taken.items()}
         hidden, answers, ends, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))

@@ -20,7 +20,7 @@ from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
 from lrurec.evaluation.ranking import rank
 from lrurec.folder import write_text
-from lrurec.models.base import Model, TrainedModel
+from lrurec.models.base import Model, TrainedModel, wants_gaps
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import Learner
@@ -65,6 +65,8 @@ class Trainer:
 
     def __init__(self, dataset: Dataset, split: Split, config: RunConfig, folder: Path) -> None:
         dataset.check()
+        if wants_gaps(config.model):
+            split = split.with_gaps(dataset)
         train = split.train
         if config.memory.use:  # learns from the rest how much to believe the memory
             train, _ = hold_back(train, config.memory.held_back, config.training.seed)
