@@ -46,6 +46,11 @@ def add(commands: Commands) -> None:
         help="keep the newest N events of a user, and up to 63 more (default: all)",
     )
     p.add_argument(
+        "--learn",
+        action="store_true",
+        help="let the memory of the artifact (--recipe best) count the events that come in, in this process until it ends",
+    )
+    p.add_argument(
         "--queue",
         type=positive,
         default=512,
@@ -97,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
             keys=options.keys,
             insecure=options.insecure,
             bound=options.bound,
+            learn=options.learn,
             queue=options.queue,
             batch_wait=options.batch_wait,
             log_requests=options.log_requests,

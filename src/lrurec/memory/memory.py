@@ -11,7 +11,7 @@ needs no sum over the catalogue: the best items are those brought to mind and th
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lrurec.errors import FolderError
 from lrurec.kernels.recall import ALIKE, INPUTS, describe, merge, weigh
+from lrurec.memory.online import Since
 from lrurec.memory.transitions import Floats, Indices, Transitions
 
 _WIDE = ("counts", "starts", "items", "values")
@@ -38,7 +39,7 @@ class Weights:
 
 
 def described(
-    transitions: Transitions, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
+    transitions: Transitions | Since, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
 ) -> tuple[NDArray[np.int32], Floats, Floats]:
     """Items that a history brings to mind, their scores by the model, and what g looks at of each, [m, INPUTS]."""
     last = history[-transitions.window :]
@@ -56,8 +57,18 @@ def described(
 class Memory:
     """Transitions, and what to make of them."""
 
-    transitions: Transitions
+    transitions: Transitions | Since
     weights: Weights
+
+    def going_on(self) -> "Memory":
+        """One that counts further events, too, and leaves this one as it is."""
+        assert isinstance(self.transitions, Transitions)
+        return replace(self, transitions=Since(self.transitions))
+
+    def observe(self, history: NDArray[np.integer], item: int) -> None:
+        """Somebody with this history met an item; counted if this one goes on."""
+        if isinstance(self.transitions, Since):
+            self.transitions.observe(history, item)
 
     def added(
         self, history: NDArray[np.integer], hidden: Floats, table: Any, bias: Floats
@@ -104,6 +115,7 @@ class Memory:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it, by name."""
         t = self.transitions
+        assert isinstance(t, Transitions)
         return {
             **{name: getattr(t, name) for name in _WIDE},
             **{name: getattr(self.weights, name) for name in _SMALL},

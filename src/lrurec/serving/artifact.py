@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 from lrurec.arrays import mapped
 from lrurec.config import from_mapping
-from lrurec.errors import FolderError, LrurecError
+from lrurec.errors import FolderError, LrurecError, SettingsError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
@@ -80,6 +80,13 @@ class Artifact:
             raise
         except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise FolderError(f"{folder} is damaged ({error}); export it again") from None
+
+    def need_memory(self) -> None:
+        """Refuse to learn from events where there is no memory to learn with."""
+        if self.memory is None:
+            raise SettingsError(
+                "this artifact has no memory that could learn from events; train with --recipe best, or leave out --learn"
+            )
 
     @classmethod
     def _map(cls, folder: Path, manifest: dict[str, Any]) -> "Artifact":

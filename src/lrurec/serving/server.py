@@ -46,6 +46,7 @@ class Settings:
     keys: str | None = None
     insecure: bool = False
     bound: int = 0
+    learn: bool = False
     queue: int = 512
     batch_wait: float = 0.0  # milliseconds
     log_requests: bool = False
@@ -144,7 +145,7 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
 
     control = Control(folder, settings.workers)
     path, count = control.wanted()
-    live = Live(path, open_store(settings.store, bound=settings.bound))
+    live = Live(path, open_store(settings.store, bound=settings.bound), learn=settings.learn)
     log_as_json()
     _many_files()
     sys.setswitchinterval(0.0005)  # the writer and the loop take turns more often than every 5 ms
@@ -213,11 +214,13 @@ def _watch_over(settings: Settings, folder: Path, sock: socket.socket) -> int:
     from lrurec.serving.artifact import Artifact
     from lrurec.serving.store.opening import open_store
 
-    index = Artifact.open(settings.artifact).manifest["index"]  # mistakes are told here, and not by every worker
+    artifact = Artifact.open(settings.artifact)  # mistakes are told here, and not by every worker
+    if settings.learn:
+        artifact.need_memory()
     store = open_store(settings.store, bound=settings.bound)
     store.close()
     log_as_json()
-    announce(settings.artifact, store.where, sock, index)
+    announce(settings.artifact, store.where, sock, artifact.manifest["index"])
     (folder / "metrics").mkdir()
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -5,9 +5,10 @@ live.observe("ann", "tea")
 live.recommend("ann", k=5)
 """
 
+import contextlib
 import time as clock
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from lrurec.serving.store.base import Appended, Event, Indices, Look, Store, mic
 from lrurec.serving.store.opening import open_store
 
 _FEW = 16  # items that are stepped; more are encoded at once
+_MOST_WAITING = 10_000  # appends that a memory has still to learn from
 _NOBODY: Indices = np.zeros(0, np.int64)
 
 
@@ -101,8 +103,10 @@ class States:
 class Served:
     """One artifact, ready to answer. It never changes: a request that began with it ends with it."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, learn: bool = False) -> None:
+        """`learn`: its memory, if it has one, goes on counting."""
         self.artifact = artifact
+        self.memory = artifact.memory.going_on() if learn and artifact.memory else artifact.memory
         self.states = States(artifact)
         self.retriever: Retriever = artifact.retriever()
         self._labels: dict[int, tuple[Id, str | None]] = {}
@@ -142,7 +146,7 @@ class Served:
         self, hidden: Floats, k: int, histories: Sequence[Indices], out: Sequence[Indices], allow: Indices | None = None
     ) -> Found:
         """The k best items for each row of `hidden`, none of its `out`: the model's best, and what the memory brings to mind."""
-        memory = self.artifact.memory
+        memory = self.memory
         if memory is None:
             return self.retriever.search(hidden, k, out, allow)
         table, bias = self.artifact.engine.table, self.artifact.bias
@@ -198,11 +202,19 @@ class Answer:
 class Live:
     """Recommendations that follow every event.
 
-    `store`: a folder, a Redis address, or an opened store. `bound`: how many events of a user are kept (0: all).
+    `store`: a folder, a Redis address, or an opened store. `bound`: how many events of a user are kept (0: all). `learn`: the
+    memory of the artifact counts the events that come in here, until another artifact takes its place.
     """
 
-    def __init__(self, artifact: Artifact | str | Path, store: Store | str | Path, *, bound: int = 0) -> None:
-        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
+    def __init__(
+        self, artifact: Artifact | str | Path, store: Store | str | Path, *, bound: int = 0, learn: bool = False
+    ) -> None:
+        self.learn = learn
+        self._learner = ThreadPoolExecutor(1, "lrurec-learn")
+        self._waiting = 0
+        self.use(artifact)
+        if learn:
+            self.artifact.need_memory()
         self.store: Store = open_store(store, bound=bound) if isinstance(store, str | Path) else store
         self.looked: Callable[[int, int], None] = lambda ready, rebuilt: None  # set from outside: who counts
 
@@ -212,7 +224,7 @@ class Live:
 
     def use(self, artifact: Artifact | str | Path) -> None:
         """Go over to another artifact; what has begun ends with the old one."""
-        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact))
+        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact), self.learn)
 
     def observe(
         self, user: Id, item: Id, *, time: float | str | datetime | None = None, id: str | None = None
@@ -222,8 +234,12 @@ class Live:
         `time`: seconds since 1970, ISO 8601 or a datetime (without a zone: UTC); now, if it is left out. `id` names the event:
         observed again, it is stored once.
         """
-        served = self.served
-        return self.store.append(_name(user, "a user"), [self.event(served, item, time, id)], served.states)
+        served, name = self.served, _name(user, "a user")
+        events = [self.event(served, item, time, id)]
+        appended = self.store.append(name, events, served.states)
+        if self.learn:
+            self._count(name, events, served, appended)
+        return appended
 
     def history(self, user: Id) -> list[tuple[Id, float]]:
         """(item, time in seconds since 1970) of all that is kept of a user, the oldest first."""
@@ -237,7 +253,42 @@ class Live:
 
     def submit(self, user: Id, events: Sequence[Event], served: Served) -> "Future[Appended]":
         """The same for events of `event`, without waiting."""
-        return self.store.submit(str(user), events, served.states)
+        future = self.store.submit(str(user), events, served.states)
+        if self.learn:
+            future.add_done_callback(lambda done: self._count_later(str(user), events, served, done))
+        return future
+
+    def _count_later(self, user: str, events: Sequence[Event], served: Served, done: "Future[Appended]") -> None:
+        """The same as `_count`, by and by: whoever stored the events is not held up. Under too much of it, some are left out."""
+        if done.cancelled() or done.exception() is not None or self._waiting >= _MOST_WAITING:
+            return
+        appended = done.result()
+        self._waiting += 1
+
+        def work() -> None:
+            try:
+                self._count(user, events, served, appended)
+            finally:
+                self._waiting -= 1
+
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._learner.submit(work)
+
+    def _count(self, user: str, events: Sequence[Event], served: Served, appended: Appended) -> None:
+        """Let the memory learn from events that were stored. Late ones, which are not the newest of their user, are left out."""
+        if not appended.stored or served.memory is None:
+            return
+        with contextlib.suppress(LrurecError):  # the events are stored; to learn from them is a courtesy
+            (look,) = self.store.look([user], served.states)
+            if look is None:
+                return
+            new = np.array([served.states.index(event.item) for event in events[-appended.stored :]], np.int64)
+            new = new[new >= 0]
+            seen = look.seen
+            if not len(new) or not np.array_equal(seen[len(seen) - len(new) :], new):
+                return
+            for k in range(len(seen) - len(new), len(seen)):
+                served.memory.observe(seen[:k], int(seen[k]))
 
     def event(self, served: Served, item: Id, time: float | str | datetime | None, id: str | None) -> Event:
         """An event with a known item and a time that can be kept."""
@@ -279,6 +330,7 @@ class Live:
         return self.store.forget(_name(user, "a user"))
 
     def close(self) -> None:
+        self._learner.shutdown()
         self.store.close()
 
     def __enter__(self) -> "Live":
