@@ -23,8 +23,6 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 _TOGETHER = 1 << 25  # pairs that are summed up at once
 _MOST_WINDOW = 100
-_Rows = tuple[Indices, NDArray[np.int32], Floats]  # sizes of rows, their items, their values
-_Work = Callable[[slice], _Rows]
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Transitions:
         stops: Indices,
         n_items: int,
         config: MemoryConfig,
-        at_once: Callable[[_Work, list[slice]], Iterable[_Rows]] = map,
+        at_once: Callable[[Callable[[slice], slice], list[slice]], Iterable[slice]] = map,
     ) -> "Transitions":
         """Of the sequences items[starts[k]:stops[k]]; some items at a time, so that memory stays bounded.
 
@@ -102,25 +100,29 @@ class Transitions:
         recall.count_partners(items, starts, stops, config.window, counts, partners)
         most = max(1, min(config.row, config.pairs // max(n_items, 1)))
 
-        def rows_of(span: slice) -> _Rows:
+        # Each part has the room that it may need at most; what is not written takes no memory.
+        room = np.concatenate([[0], np.cumsum(np.minimum(partners, most))])
+        found, weighed = np.empty(room[-1], np.int32), np.empty((room[-1], 3), np.float32)
+        sizes = np.zeros(n_items, np.int64)
+
+        def fill(span: slice) -> slice:
             ends = np.concatenate([[0], np.cumsum(partners[span])])
             begins, stop = ends[:-1], ends[:-1].copy()
             who, gaps = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int8)
             recall.collect(items, starts, stops, config.window, span.start, span.stop, stop, who, gaps)
-            room = int(np.minimum(stop - begins, most).sum())
-            out, weights = np.empty(room, np.int32), np.empty((room, 3), np.float32)
-            sizes = recall.sum_up(begins, stop, who, gaps, config.decay, most, n_items, out, weights)
-            kept = int(sizes.sum())
-            return sizes, out[:kept].copy(), weights[:kept].copy()
+            own = slice(room[span.start], room[span.stop])
+            sizes[span] = recall.sum_up(begins, stop, who, gaps, config.decay, most, n_items, found[own], weighed[own])
+            return span
 
-        made = list(at_once(rows_of, _shares_of(partners)))
-        sizes = np.concatenate([*(part[0] for part in made), np.zeros(0, np.int64)])
-        found, weighed = np.empty(sizes.sum(), np.int32), np.empty((sizes.sum(), 3), np.float32)
-        end = len(found)
-        while made:  # each part is let go when it is copied: there are never two of all
-            _, who, what = made.pop()
-            found[end - len(who) : end], weighed[end - len(who) : end] = who, what
-            end -= len(who)
+        end = 0
+        for span in at_once(fill, _shares_of(partners)):  # moved together, in order
+            begin, many = room[span.start], sizes[span].sum()
+            found[end : end + many], weighed[end : end + many] = (
+                found[begin : begin + many],
+                weighed[begin : begin + many],
+            )
+            end += int(many)
+        found, weighed = found[:end], weighed[:end]
         often = np.maximum(counts, 1)
         less, least = ((often**power).astype(np.float32) for power in (-0.3, -0.5))
         weighed[:, 0] *= np.repeat(less, sizes)

@@ -22,6 +22,7 @@ from lrurec.memory.memory import Memory, Weights, described
 from lrurec.memory.transitions import MemoryConfig, Transitions
 from lrurec.models.base import TrainedModel
 from lrurec.nn.threads import at_once
+from lrurec.training.memory import give_back
 
 _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
@@ -69,6 +70,8 @@ def remember(
         weights = _learned(examples, seed)
     finally:
         torch.set_num_threads(threads)
+    del counted, examples  # before there is another of the first
+    give_back()
     watch("counting once more, with those")
     return Memory(Transitions.count(train.items, train.starts, train.stops, items, config, at_once), weights)
 
