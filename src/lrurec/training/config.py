@@ -121,6 +121,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"model": {}, "training": {}},
     "fast": {"model": {}, "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500}},
     "best": {},  # by the kind of the log: BEST
+    "best-small": {},  # the same: it has width 64 everywhere
 }
 # Of `best`, by how many events a user has on average: from so many on, these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
@@ -151,9 +152,10 @@ def _recipe(name: str, per_user: float, model: str) -> dict[str, dict[str, Any]]
     """The settings of a recipe; those that a model does not have are left out."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    chosen = RECIPES[name] if name != "best" else BEST[max(least for least in BEST if least <= per_user)]
+    by_kind = name in ("best", "best-small")
+    chosen = BEST[max(least for least in BEST if least <= per_user)] if by_kind else RECIPES[name]
     values = {part: dict(settings) for part, settings in chosen.items()}
-    if name == "best":
+    if by_kind:
         own = {f.name for f in dataclasses.fields(model_class(model).Config)}
         values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
         if not issubclass(model_class(model), TrainedModel):
