@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = (
     "training.max_length=1000", "training.batch=32", "training.loss=sampled", "training.negatives=4096",
     "training.shared_negatives=true", "training.candidates=10000", "training.steps=2205", "training.validate_every=1103",
-    "memory.use=true",
+    "memory.use=true", "memory.pairs=96000000",
 )  # fmt: skip
 TRAINED = "training.json"  # in the run: what its training took
 

@@ -94,10 +94,9 @@ def _examples(
     rng = np.random.default_rng([seed, 0x657861])
     all_items, all_biases = (t.detach().cpu() for t in model.item_table())
     table, bias = all_items.numpy(), all_biases.numpy()
-    inputs: list[NDArray[np.float32]] = []
-    scores: list[NDArray[np.float32]] = []
-    recalled: list[NDArray[np.bool_]] = []
-    answers: list[int] = []
+    inputs, scores = np.zeros((len(held), width, INPUTS), np.float32), np.full((len(held), width), -np.inf, np.float32)
+    recalled, answers = np.zeros((len(held), width), np.bool_), np.zeros(len(held), np.int64)
+    n = 0
     for first in range(0, len(held), _EVENTS):
         some = held.part(first, first + _EVENTS)
         vectors = model.last(histories(some, 0, len(some), max_length, device)).cpu()
@@ -113,27 +112,15 @@ def _examples(
             at = np.flatnonzero(chosen == answer)
             if not len(at):
                 continue
-            x, s = np.zeros((width, INPUTS), np.float32), np.full(width, -np.inf, np.float32)
-            is_recalled = np.zeros(width, np.bool_)
+            x, s, is_recalled, answers[n] = inputs[n], scores[n], recalled[n], at[0]
+            n += 1
             s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
             if len(brought):
                 order = np.argsort(brought)
                 place = order[np.minimum(np.searchsorted(brought[order], chosen), len(brought) - 1)]
                 here = np.flatnonzero(brought[place] == chosen)
                 is_recalled[here], x[here], s[here] = True, known[place[here]], own[place[here]]
-            inputs.append(x)
-            scores.append(s)
-            recalled.append(is_recalled)
-            answers.append(int(at[0]))
-    if not answers:
-        nothing = torch.zeros(0, width)
-        return _Examples(torch.zeros(0, width, INPUTS), nothing, nothing.bool(), torch.zeros(0, dtype=torch.int64))
-    return _Examples(
-        torch.from_numpy(np.stack(inputs)),
-        torch.from_numpy(np.stack(scores)),
-        torch.from_numpy(np.stack(recalled)),
-        torch.tensor(answers),
-    )
+    return _Examples(*(torch.from_numpy(array[:n]) for array in (inputs, scores, recalled, answers)))
 
 
 def _rivals(
@@ -148,7 +135,7 @@ def _rivals(
 
 
 def _learned(examples: _Examples, seed: int) -> Weights:
-    """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from."""
+    """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from. Uses up the examples."""
     count = len(examples.answers)
     if not bool(examples.recalled.any()):
         return Weights(*(np.zeros(shape, np.float32) for shape in ((INPUTS, 1), (1,), (1,), (1,))))
@@ -158,7 +145,8 @@ def _learned(examples: _Examples, seed: int) -> Weights:
     rows = examples.inputs[examples.recalled]
     mean, spread = rows.mean(0), rows.std(0)
     spread[spread < _FIXED] = torch.inf  # what was always the same here teaches nothing of when it is not
-    x = (examples.inputs - mean) / spread
+    del rows
+    x = examples.inputs.sub_(mean).div_(spread)  # in place: there may be half a gigabyte of them
     w1 = nn.Parameter(torch.randn(_HIDDEN, INPUTS, generator=generator) * INPUTS**-0.5)
     b1 = nn.Parameter(torch.zeros(_HIDDEN))
     w2 = nn.Parameter(torch.randn(_HIDDEN, generator=generator) * 0.1)
