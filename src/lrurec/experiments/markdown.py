@@ -36,7 +36,7 @@ def remarks(table: dict[str, Any]) -> list[str]:
             one = table["lead"][m]
             ours = f"{one['ours']:+.1%}" if one["ours"] is not None else "-"
             paper = f" (the paper: {one['published']:+.1%})" if one["published"] is not None else ""
-            parts.append(f"{NAMES[m]} {ours} over {one['over']}{paper}")
+            parts.append(f"{NAMES[m]} {ours} beside {one['over']}{paper}")
         said.append(f"LRURec against the best of the others: {'; '.join(parts)}.")
     if table["order"] is not None:
         said.append(_order(table["order"]))
