@@ -232,10 +232,15 @@ def test_every_way_to_rank_adds_the_same(log: list[list[int]]) -> None:
         expected.append(int((scores >= scores[answer] - 1e-5).sum()) - 1)
         best.append(set(np.argsort(-scores, kind="stable")[:2].tolist()))
     among = ranking.rank(model, targets, 50, candidates=Candidates(19, 0)).ranks
+    vectors = ranking.vectors_of(model, targets, 50)
+    again = ranking.rank(model, targets, 50, candidates=Candidates(19, 0), vectors=vectors).ranks
+    assert (again == among).all()
     for large in (1 << 17, 1):  # score tables, tiles
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ranking, "_LARGE", large)
             found = ranking.rank(model, targets, 50, top=2)
+            again = ranking.rank(model, targets, 50, vectors=vectors).ranks
+            assert (again == found.ranks).all()
         seen = np.array([s[-1] in s[:-1] for s in log])
         assert (np.abs(found.ranks - np.array(expected))[~seen] <= 0).all()
         assert [set(row.tolist()) for row in found.recommended] == best

@@ -46,20 +46,28 @@ def rank(
     candidates: Candidates | None = None,
     device: str = "cpu",
     progress: Callable[[int], None] = lambda count: None,
+    vectors: Tensor | None = None,
 ) -> Ranking:
-    """Rank every target against all items; with candidates, among those alone (then there is no `top` of all items)."""
+    """Rank every target against all items; with candidates, among those alone (then there is no `top` of all items).
+
+    `vectors` are those that `vectors_of` gave for the same targets, where they are at hand.
+    """
     items = model.sizes.items
     if candidates is not None and not candidates.covers(items):
-        ranks = _rank_among(model, targets, max_length, candidates, filter_seen, device, progress)
+        ranks = _rank_among(model, targets, max_length, candidates, filter_seen, device, progress, vectors)
         return Ranking(ranks, np.empty((len(targets), 0), np.int64))
     top = min(top, items)
     if items >= _LARGE and device == "cpu" and isinstance(model, TrainedModel):
-        return _rank_in_tiles(model, targets, max_length, filter_seen, top, progress)
+        return _rank_in_tiles(model, targets, max_length, filter_seen, top, progress, vectors)
     rows = max(8, min(1024, _SCORES // (4 * items)))
     ranks = np.empty(len(targets), np.int64)
     best = np.empty((len(targets), top), np.int64)
     for first, last in _blocks(targets, max_length, rows):
-        scores = model.scores(histories(targets, first, last, max_length, device))
+        batch = histories(targets, first, last, max_length, device)
+        if vectors is not None and isinstance(model, TrainedModel):
+            scores = model.scored(batch, vectors[first:last])
+        else:
+            scores = model.scores(batch)
         answers = torch.from_numpy(targets.answers()[first:last].astype(np.int64)).to(device)
         if filter_seen:
             who, what = seen_by(targets, first, last, max_length)
@@ -78,6 +86,7 @@ def _rank_in_tiles(
     filter_seen: bool,
     top: int,
     progress: Callable[[int], None],
+    at_hand: Tensor | None,
 ) -> Ranking:
     """The same over a large catalogue, which many users meet at once."""
     table, bias = model.item_table()
@@ -85,8 +94,12 @@ def _rank_in_tiles(
     nothing = np.zeros(0, np.int64)
     for start in range(0, len(targets), _TOGETHER):
         some = targets.part(start, start + _TOGETHER)
-        parts = [histories(some, *block, max_length, "cpu") for block in _blocks(some, max_length, len(some))]
-        vectors = [model.last(part) for part in parts]
+        blocks = list(_blocks(some, max_length, len(some)))
+        parts = [histories(some, *block, max_length, "cpu") for block in blocks]
+        if at_hand is None:
+            vectors = [model.last(part) for part in parts]
+        else:
+            vectors = [at_hand[start + a : start + b] for a, b in blocks]
         hidden = torch.cat(vectors)
         barred = seen_by(some, 0, len(some), max_length) if filter_seen else (nothing, nothing)
         span = slice(start, start + len(some))
@@ -128,13 +141,15 @@ def _rank_among(
     filter_seen: bool,
     device: str,
     progress: Callable[[int], None],
+    vectors: Tensor | None,
 ) -> NDArray[np.int64]:
     """How many candidates score at least as high as each target; only their rows of the table are read."""
     items = model.sizes.items
     seen = np.zeros(items, np.bool_)
     ranks = np.zeros(len(targets), np.int64)
     for first, last in _blocks(targets, max_length, 1024):
-        score = _scorer(model, histories(targets, first, last, max_length, device))
+        batch = histories(targets, first, last, max_length, device)
+        score = _scorer(model, batch, None if vectors is None else vectors[first:last])
         for k in range(first, last):
             history, answer = targets.history(k)[-max_length:], targets.answer(k)
             rivals = candidates.beside(k, answer, items)
@@ -151,13 +166,13 @@ def _rank_among(
     return ranks
 
 
-def _scorer(model: Model, batch: Batch) -> Callable[[int, Tensor], Tensor]:
+def _scorer(model: Model, batch: Batch, at_hand: Tensor | None) -> Callable[[int, Tensor], Tensor]:
     """(sequence, items) to scores; where a model has a table, only the rows of those items are read."""
     if not isinstance(model, TrainedModel):
         scores = model.scores(batch)
         return lambda row, chosen: scores[row, chosen]
     table, bias = model.item_table()
-    hidden = model.last(batch)
+    hidden = model.last(batch) if at_hand is None else at_hand
     remembered = model.remembered(batch, hidden)
     if remembered is None:
         return lambda row, chosen: table.index_select(0, chosen) @ hidden[row] + bias[chosen]
@@ -173,6 +188,14 @@ def _scorer(model: Model, batch: Batch) -> Callable[[int, Tensor], Tensor]:
         return scores
 
     return score
+
+
+@torch.no_grad()
+def vectors_of(model: TrainedModel, targets: Targets, max_length: int, device: str = "cpu") -> Tensor:
+    """[T, d]: what the items are scored with behind the history of each target."""
+    blocks = _blocks(targets, max_length, 1024)
+    found = [model.last(histories(targets, *block, max_length, device)) for block in blocks]
+    return torch.cat([*found, torch.zeros(0, model.item_table()[0].shape[1], device=device)])
 
 
 def histories(targets: Targets, first: int, last: int, max_length: int, device: str) -> Batch:

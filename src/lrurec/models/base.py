@@ -251,8 +251,11 @@ class TrainedModel(Model):
         return rows, what, more
 
     def scores(self, batch: Batch) -> Tensor:
+        return self.scored(batch, self.last(batch))
+
+    def scored(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """[S, V]: the scores behind what `last` gave."""
         table, bias = self.item_table()
-        hidden = self.last(batch)
         scores = torch.addmm(bias, hidden, table.T)
         if (found := self.remembered(batch, hidden)) is not None:
             rows, items, more = found

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lrurec.data.dataset import Dataset
 from lrurec.data.split import Split, Targets
 from lrurec.errors import FolderError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
-from lrurec.evaluation.ranking import rank
+from lrurec.evaluation.ranking import rank, vectors_of
 from lrurec.folder import write_text
 from lrurec.models.base import Model, TrainedModel, wants_gaps
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
@@ -187,26 +188,30 @@ class Trainer:
         self.learner.settle()
         return self._metrics(self.model, self.split.valid if part == "valid" else self.split.test)
 
-    def _metrics(self, model: Model, targets: Targets) -> dict[str, float]:
+    def _metrics(self, model: Model, targets: Targets, vectors: Tensor | None = None) -> dict[str, float]:
         t = self.config.training
         drawn = Candidates(t.candidates, 0) if t.candidates else None  # the same for every model and seed
-        return summary(rank(model, targets, t.seen, candidates=drawn, device=t.device).ranks)
+        return summary(rank(model, targets, t.seen, candidates=drawn, device=t.device, vectors=vectors).ranks)
 
     def result(self, best: Model) -> dict[str, Any]:
         """What the run came to, with the weights that validated best."""
         if self.config.training.refit:
             return {"steps": self.step, "best_step": self.best_step, "seconds": round(self.seconds, 1), **best.facts()}
+        t, vectors = self.config.training, None
+        memory = best.memory if isinstance(best, TrainedModel) else None
+        if isinstance(best, TrainedModel) and memory is not None:  # ranked twice, encoded once
+            vectors = vectors_of(best, self.split.test, t.seen, t.device)
         found = {
             "steps": self.step,
             "best_step": self.best_step,
             "seconds": round(self.seconds, 1),
             "valid": self.best,
-            "test": self._metrics(best, self.split.test),
+            "test": self._metrics(best, self.split.test, vectors),
             **best.facts(),
         }
-        if isinstance(best, TrainedModel) and (memory := best.memory) is not None:
+        if isinstance(best, TrainedModel) and memory is not None:
             best.memory = None
-            found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test)}
+            found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test, vectors)}
             best.memory = memory
             found["valid"] = self._metrics(best, self.split.valid)
         return found
