@@ -50,6 +50,17 @@ def keep_best(scores: Any, bias: Any, first: Any, values: Any, items: Any, count
                     worst = values[r, k - 1]
 
 
+@numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "reassoc"})
+def score_some(table: Any, bias: Any, items: Any, query: Any, out: Any) -> None:
+    """out [m] becomes the scores of some items. No copy of their rows is made: the processor waits for many of them at once."""
+    for k in range(len(items)):
+        row = table[items[k]]
+        s = np.float32(0)
+        for j in range(len(query)):
+            s += row[j] * query[j]
+        out[k] = s + bias[items[k]]
+
+
 @numba.njit(nogil=True, cache=True)
 def strike_out(scores: Any, items: Any, first: Any) -> None:
     """scores [W], of the items from `first` on, become minus infinity for `items`."""

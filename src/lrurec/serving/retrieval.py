@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lrurec.errors import FolderError, MissingPartError
-from lrurec.kernels.select import keep_best, strike_out
+from lrurec.kernels.select import keep_best, score_some, strike_out
 from lrurec.serving.engine import Floats
 from lrurec.serving.half import HalfTable, Table
 from lrurec.serving.store.base import Indices
@@ -56,6 +56,15 @@ class Exact:
             keep_best(scores, self.bias[first:last], first, values, items, counts)
         return [(i[:n], v[:n]) for i, v, n in zip(items, values, counts.tolist(), strict=True)]
 
+    def scores_of(self, items: Indices, query: Floats) -> Floats:
+        """Of some items."""
+        if not isinstance(self.table, np.ndarray):
+            scores: Floats = self.table[items] @ query + self.bias[items]
+            return scores
+        scores = np.empty(len(items), np.float32)
+        score_some(self.table, self.bias, items, query, scores)
+        return scores
+
     def _among(self, allow: Indices, queries: Floats, k: int, exclude: Sequence[Indices] | None) -> Found:
         """The same among some items: for lists of allowed ones, and for very many results."""
         if len(allow) == len(self.table) and not isinstance(self.table, HalfTable):
@@ -96,17 +105,16 @@ class Approximate:
     ) -> Found:
         if allow is not None or k <= 0 or not len(queries):
             return self.exact.search(queries, k, exclude, allow)
-        table, bias = self.exact.table, self.exact.bias
         gone = [np.zeros(0, np.int64) for _ in queries] if exclude is None else exclude
         wanted = max(self.candidates, 4 * k) + max(len(g) for g in gone)
-        if 2 * wanted >= len(table):  # no candidates, but nearly everything
+        if 2 * wanted >= len(self.exact.table):  # no candidates, but nearly everything
             return self.exact.search(queries, k, exclude)
         _, near = self.index.search(with_bias(queries, np.ones(len(queries), np.float32), self.index.d), wanted)
         found = []
         for query, items, out in zip(queries, near, gone, strict=True):
             items = np.sort(items[items >= 0])
             items = items[~np.isin(items, out)] if len(out) else items
-            scores = table[items] @ query + bias[items]
+            scores = self.exact.scores_of(items, query)
             best = best_of(scores, k)
             found.append((items[best], scores[best]))
         return found

@@ -66,7 +66,7 @@ class Scanned:
             if possible is None:
                 found += self.exact.search(query[None], k, [gone])
                 continue
-            scores = self.exact.table[possible] @ query + self.exact.bias[possible]
+            scores = self.exact.scores_of(possible, query)
             best = best_of(scores, k)
             found.append((possible[best], scores[best]))
         return found
