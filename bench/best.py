@@ -9,13 +9,23 @@ trained with seed 0 alone, for the comparison user by user; results/accuracy.md 
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 import lrurec
 from accuracy import CASES, arguments, spread
+from lrurec.export import export
+from lrurec.serving.service import Live
+from lrurec.training.learner import Learner
+from lrurec.training.run import Run
 from measure import machine
 
 ROOT = Path(__file__).parents[1]
@@ -47,17 +57,78 @@ def compared(runs: Path, name: str) -> dict[str, Any] | None:
     return {k: v for k, v in found.items() if k not in ("first", "second")}
 
 
+def latency(runs: Path, name: str, rounds: int = 300) -> dict[str, float] | None:
+    """Microseconds of observe + recommend (top 10), `best` and `fast` in turns, and recommend alone: medians, one thread."""
+    both = {recipe: runs / f"{recipe}-{name}-0" for recipe in ("best", "fast")}
+    if not all((folder / "result.json").exists() for folder in both.values()):
+        return None
+    took: dict[str, list[float]] = {recipe: [] for recipe in both}
+    asked: dict[str, list[float]] = {recipe: [] for recipe in both}
+    with tempfile.TemporaryDirectory() as scratch:
+        lives = {}
+        for recipe, folder in both.items():
+            opened = Run.open(folder)
+            export(opened, opened.dataset(), Path(scratch) / recipe, index="exact")
+            lives[recipe] = Live(Path(scratch) / recipe, Path(scratch) / f"{recipe}-store")
+        dataset = Run.open(both["best"]).dataset()
+        rng = np.random.default_rng(0)
+        for turn in range(rounds):
+            user = int(rng.integers(dataset.n_users))
+            items = dataset.items[dataset.offsets[user] : dataset.offsets[user + 1]]
+            events = [dataset.item_ids[int(i)] for i in items[-20:]]
+            for recipe in ("best", "fast") if turn % 2 else ("fast", "best"):
+                live, person = lives[recipe], f"u{turn}"
+                before = [live.event(live.served, item, None, None) for item in events[:-1]]
+                live.store.append(person, before, live.served.states)
+                started = time.perf_counter()
+                live.observe(person, events[-1])
+                stored = time.perf_counter()
+                live.recommend(person, 10)
+                ended = time.perf_counter()
+                took[recipe].append(ended - started)
+                asked[recipe].append(ended - stored)
+        for live in lives.values():
+            live.close()
+    whole, alone = (
+        {recipe: 1e6 * statistics.median(times[rounds // 10 :]) for recipe, times in part.items()}
+        for part in (took, asked)
+    )
+    return {**whole, **{f"{recipe}_recommend": us for recipe, us in alone.items()}}
+
+
+def steps(runs: Path, name: str, rounds: int = 12) -> dict[str, float] | None:
+    """Seconds of a training step, `best` and `fast` in turns: medians, as many threads as torch takes."""
+    both = {recipe: runs / f"{recipe}-{name}-0" for recipe in ("best", "fast")}
+    if not all((folder / "result.json").exists() for folder in both.values()):
+        return None
+    learners: dict[str, Learner] = {}
+    took: dict[str, list[float]] = {recipe: [] for recipe in both}
+    for recipe, folder in both.items():
+        opened = Run.open(folder)
+        dataset = opened.dataset()
+        learners[recipe] = Learner(dataset.n_items, dataset.n_users, opened.split(dataset).train, opened.config)
+    for turn in range(rounds + 2):
+        for recipe, learner in learners.items():
+            started = time.perf_counter()
+            learner.step(turn)
+            took[recipe].append(time.perf_counter() - started)
+    found = {recipe: statistics.median(times[2:]) for recipe, times in took.items()}
+    return {**found, "threads": float(torch.get_num_threads())}
+
+
 def pair(results: list[dict[str, float]]) -> str:
     return " | ".join(spread([r[m] for r in results]) for m in ("ndcg@10", "recall@10"))
 
 
-def write(runs: Path, names: list[str], seeds: int) -> None:
+def write(runs: Path, names: list[str], seeds: int, measured: dict[str, Any] | None = None) -> None:
     found: dict[str, Any] = {}
     for name in names:
         folders = [runs / f"best-{name}-{s}" for s in range(seeds)]
         done = [read(f) for f in folders if (f / "result.json").exists()]
         if done:
             found[name] = {"best": done, "comparison": compared(runs, name)}
+            if measured and name in measured:
+                found[name] |= measured[name]
     lines = [
         "# The recipe `best`",
         "",
@@ -75,6 +146,24 @@ def write(runs: Path, names: list[str], seeds: int) -> None:
             f"| | {len(done)} | `best`, its model alone | {pair([r['without_memory']['test'] for r in done])} |",
             f"| | | what we aim at | {GOALS[name][0]:.3f} | {GOALS[name][1]:.3f} |",
         ]
+    if any(facts.get("latency") for facts in found.values()):
+        lines += [
+            "",
+            "## What it costs",
+            "",
+            "Medians, in turns in one process; observe + recommend (top 10, 20 events per user, embedded store, one thread).",
+            "",
+        ]
+        lines += ["| dataset | | `best` | `fast` | ratio |", "|---|---|---:|---:|---:|"]
+        for name, facts in found.items():
+            if (c := facts.get("latency")) and (t := facts.get("step")):
+                rows = (
+                    ("observe + recommend, us", c["best"], c["fast"], 0),
+                    ("recommend alone, us", c["best_recommend"], c["fast_recommend"], 0),
+                    (f"training step, s ({t['threads']:.0f} threads)", t["best"], t["fast"], 3),
+                )
+                for what, own, plain, digits in rows:
+                    lines.append(f"| {name} | {what} | {own:.{digits}f} | {plain:.{digits}f} | {own / plain:.2f} |")
     for name, facts in found.items():
         if (c := facts["comparison"]) is None:
             continue
@@ -112,7 +201,8 @@ def main() -> None:
                 folder = options.runs / f"best-{name}-{seed}"
                 train(folder, data, "--recipe", "best", "--set", f"training.seed={seed}")
                 write(options.runs, names, options.seeds)
-    write(options.runs, names, options.seeds)
+    measured = {name: {"latency": latency(options.runs, name), "step": steps(options.runs, name)} for name in names}
+    write(options.runs, names, options.seeds, measured)
 
 
 if __name__ == "__main__":
