@@ -197,12 +197,19 @@ class LRURec(CarryingModel):
             self.gaps = nn.Parameter(torch.zeros(GAPS, config.width))
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
-        return self(batch, keys)  # type: ignore[no-any-return]
+        return self(batch.inputs, batch.offsets, keys, batch.half, batch.gaps)  # type: ignore[no-any-return]
 
-    def forward(self, batch: Batch, keys: Keys | None = None) -> Tensor:
-        x = self._embed(batch.inputs, batch.gaps, keys)
+    def forward(
+        self,
+        inputs: Tensor,
+        offsets: Tensor,
+        keys: Keys | None = None,
+        half: bool = False,
+        gaps: Tensor | None = None,
+    ) -> Tensor:
+        x = self._embed(inputs, gaps, keys)
         for block in self.blocks:
-            x = block(x, batch.offsets, keys, batch.half)
+            x = block(x, offsets, keys, half)
         return x
 
     @classmethod
