@@ -58,7 +58,7 @@ def compared(runs: Path, name: str) -> dict[str, Any] | None:
 
 
 def latency(runs: Path, name: str, rounds: int = 300) -> dict[str, float] | None:
-    """Microseconds of observe + recommend (top 10), `best` and `fast` in turns, and recommend alone: medians, one thread."""
+    """Microseconds of observe + recommend (top 10), `best` and `fast` in turns, and recommend alone: medians."""
     both = {recipe: runs / f"{recipe}-{name}-0" for recipe in ("best", "fast")}
     if not all((folder / "result.json").exists() for folder in both.values()):
         return None
@@ -151,7 +151,7 @@ def write(runs: Path, names: list[str], seeds: int, measured: dict[str, Any] | N
             "",
             "## What it costs",
             "",
-            "Medians, in turns in one process; observe + recommend (top 10, 20 events per user, embedded store, one thread).",
+            "Medians, in turns in one process; observe + recommend (top 10, 20 events per user, embedded store, threads as the libraries choose).",
             "",
         ]
         lines += ["| dataset | | `best` | `fast` | ratio |", "|---|---|---:|---:|---:|"]
