@@ -12,7 +12,7 @@ from lrurec.serving.retrieval import INDEX, Approximate, Exact, faiss, with_bias
 LARGE = 50_000  # items from which on `auto` looks approximately
 MILLIONS = 1_000_000  # items from which on two numbers share a code: half of the bytes, for more candidates
 FEWEST = 1000  # items below which there is nothing to approximate
-GOAL = 0.983  # of the best 20, how many are to be found
+GOAL = 0.99  # of the best 20, how many are to be found
 _K = 20
 _TRAINED = 100_000  # items that the quantisation is fitted to
 _BITS = 4
