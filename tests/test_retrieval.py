@@ -42,10 +42,27 @@ def test_it_finds_what_it_says(
     for (items, scores), query in zip(found, queries, strict=True):
         assert np.allclose(scores, table[items] @ query + bias[items], atol=1e-4)
         assert (np.diff(scores) <= 0).all() and len(set(items.tolist())) == 20
-    codes = near.index.pq.M
-    assert codes == (17 if together == 1 else 9)
-    many = Approximate(near.index, 2900, table, bias).search(queries, 20)
+    indexes = [index for index, _ in near.parts]
+    assert [index.pq.M for index in indexes] == ([17] if together == 1 else [9, 9])
+    many = Approximate(indexes, 2900, table, bias).search(queries, 20)
     assert all((a == b).all() for (a, _), (b, _) in zip(many, truth, strict=True))
+    for query, (items, scores) in zip(queries, found, strict=True):  # alone, it may have several threads
+        alone = near.search(query[None], 20)[0]
+        assert (alone[0] == items).all() and (alone[1] == scores).all()
+
+
+def test_parts_that_do_not_make_a_whole(vectors: tuple[np.ndarray, ...], tmp_path: Path) -> None:
+    table, bias, queries = vectors
+    build_index(tmp_path, table, bias, queries)
+    (path,) = tmp_path.glob(INDEX)
+    with pytest.raises(FolderError, match="not that of its items; export it again"):
+        Approximate.open(tmp_path, 100, table[:-1], bias[:-1])
+    path.write_bytes(b"nothing")
+    with pytest.raises(FolderError, match="cannot be read .*; export it again"):
+        Approximate.open(tmp_path, 100, table, bias)
+    path.unlink()
+    with pytest.raises(FolderError, match="export it again"):
+        Approximate.open(tmp_path, 100, table, bias)
 
 
 def test_exclusions_and_lists(vectors: tuple[np.ndarray, ...], tmp_path: Path) -> None:
@@ -88,10 +105,11 @@ def test_an_artifact_with_an_index(sample: Path, trained: Path, tmp_path: Path, 
         for history in ([3, 9, 1], [500], [77, 1000]):
             mine, theirs = ([r.item for r in one.recommend_for(history, 5)] for one in (live, exact))
             assert len(set(mine) & set(theirs)) >= 4
-    raw = bytearray((tmp_path / "a" / INDEX).read_bytes())
+    (index,) = (tmp_path / "a").glob(INDEX)
+    raw = bytearray(index.read_bytes())
     raw[len(raw) // 2] ^= 1
-    (tmp_path / "a" / INDEX).write_bytes(raw)
-    with pytest.raises(FolderError, match=INDEX):
+    index.write_bytes(raw)
+    with pytest.raises(FolderError, match=index.name):
         Artifact.open(tmp_path / "a")
     assert "exact (auto, for 12 items)" in run("export", trained / "run", "--out", tmp_path / "b").out
     few = run("export", trained / "run", "--out", tmp_path / "c", "--index", "approximate")

@@ -75,8 +75,12 @@ def test_it_is_exact(
         if plain:
             patch.setattr(scan8, "has_pairs", lambda: False)
         Scanned.build(folder, table, bias)
-        found = Scanned.open(folder, table, bias).search(queries, k, out)
-    for one, query, left_out in zip(found, queries, out, strict=True):
+        s = Scanned.open(folder, table, bias)
+        found = s.search(queries, k, out)
+        patch.setattr(scanned, "_TILES", 1)
+        patch.setattr(scanned, "cores", lambda: 3)
+        alone = [s.search(query[None], k, [left_out])[0] for query, left_out in zip(queries, out, strict=True)]
+    for one, query, left_out in zip(found + alone, [*queries] * 2, out * 2, strict=True):
         allowed = np.ones(items, bool)
         allowed[left_out] = False
         same(one, table.astype(np.float64) @ query.astype(np.float64) + bias, k, allowed)

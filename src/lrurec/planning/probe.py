@@ -128,7 +128,7 @@ def _asked(table: Floats, bias: Floats, large: bool) -> tuple[float, float, floa
         if large and _has_faiss():
             made = build_index(Path(folder), table, bias, queries)
             approximate = asked(Approximate.open(Path(folder), made["candidates"], table, bias))
-            size = float((Path(folder) / INDEX).stat().st_size)
+            size = float(sum(path.stat().st_size for path in Path(folder).glob(INDEX)))
     return exact, scanned, approximate, size
 
 

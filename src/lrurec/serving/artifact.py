@@ -5,7 +5,7 @@ weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
 table.npy             float32 or 16 [items, width]  what an item is as input, and what it is scored with
 bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
-index.faiss           for a large catalogue: where to look first (lrurec.serving.retrieval); or
+index-*.faiss         for a large catalogue: where to look first (lrurec.serving.retrieval); or
 codes.npy, scales.npy the table in 8 bits, to find the best ones exactly (lrurec.serving.scanned)
 memory_*.npy          what came near what, where the run has a memory (lrurec.memory)
 item_ids.*            the ids, sorted; item_names.* where there are titles

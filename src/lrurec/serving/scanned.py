@@ -6,7 +6,8 @@ is b (p + t): whole numbers p up to 32,767, and |t| <= 1/2. So the score found b
     | q . e - a b (p . c) |  <=  a (b / 2 * 127 D + |q|_1 / 2)
 
 with |q|_1 the sum of its numbers' sizes. One pass over the codes keeps the k-th best of the lower bounds, and every item whose
-upper bound reaches it. Those, a few hundred, are scored exactly; no other item can be among the best k.
+upper bound reaches it. Those, a few hundred, are scored exactly; no other item can be among the best k. A single query is split over the cores, each with
+a run of the catalogue: what is possible in the whole is possible in its part.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,11 @@ from lrurec.serving.engine import Floats
 from lrurec.serving.half import Table
 from lrurec.serving.retrieval import Exact, Found, best_of
 from lrurec.serving.store.base import Indices
+from lrurec.serving.threads import at_once, cores
 
 CODES, SCALES = "codes.npy", "scales.npy"
 _TILE = 1 << 14  # items scored together: their bounds stay in the cache
+_TILES = 16  # that are worth a thread
 _ROOM = 1 << 16  # items that may be possible, at most; with more, every item is scored
 _MOST_K = 1000
 
@@ -59,10 +62,12 @@ class Scanned:
     ) -> Found:
         if allow is not None or not 0 < k <= _MOST_K:
             return self.exact.search(queries, k, exclude, allow)
+        tiles = -(-len(self.scales) // _TILE)
+        parts = max(1, min(cores(), tiles // _TILES)) if len(queries) == 1 else 1
         found = []
         for q, query in enumerate(queries):
             gone = exclude[q] if exclude is not None else np.zeros(0, np.int64)
-            possible = self._possible(query, min(k, len(self.scales)), gone)
+            possible = self._possible(query, min(k, len(self.scales)), gone, parts)
             if possible is None:
                 found += self.exact.search(query[None], k, [gone])
                 continue
@@ -71,7 +76,7 @@ class Scanned:
             found.append((possible[best], scores[best]))
         return found
 
-    def _possible(self, query: Floats, k: int, gone: Indices) -> Indices | None:
+    def _possible(self, query: Floats, k: int, gone: Indices, parts: int = 1) -> Indices | None:
         """The items that may be among the best k, in order; None if the codes cannot tell."""
         most = float(np.abs(query).max(initial=0.0))
         if not 1e-30 < most < 1e30:
@@ -81,11 +86,21 @@ class Scanned:
         asked[: len(query)] = np.rint(query / np.float32(by))
         # A little more than the bound above: what follows is computed in floats.
         slack = np.float32(1.001 * (by / 2 * 127 * width + float(np.abs(query).sum()) / 2))
+        firsts = range(0, len(self.scales), _TILE)
+        shares = [firsts[len(firsts) * p // parts : len(firsts) * (p + 1) // parts] for p in range(parts)]
+        found = at_once(lambda share: self._possible_in(share, asked, by, slack, k, gone), shares)
+        whole = [items for items in found if items is not None]
+        return np.concatenate(whole) if len(whole) == len(found) else None
+
+    def _possible_in(
+        self, firsts: range, asked: NDArray[np.int16], by: float, slack: np.float32, k: int, gone: Indices
+    ) -> Indices | None:
+        """The same of the tiles that begin at some items."""
         bias, items = self.exact.bias, np.empty(_ROOM, np.int64)
         bounds, lowers = np.empty(_ROOM, np.float32), np.full(k, -np.inf, np.float32)
         products, uppers = np.empty(_TILE, np.int32), np.empty(_TILE, np.float32)
         count = 0
-        for first in range(0, len(self.scales), _TILE):
+        for first in firsts:
             last = min(first + _TILE, len(self.scales))
             rows = -(-(last - first) // kernels.BLOCK) * kernels.BLOCK
             self._scan(self.codes, asked, first // kernels.BLOCK, products[:rows])
