@@ -13,7 +13,7 @@ import lrurec
 from conftest import Run
 from lrurec.data.sources import KNOWN
 from lrurec.data.synthetic import log, preset, resized
-from lrurec.experiments import curves, eigenvalues, latency, sensitivity
+from lrurec.experiments import curves, eigenvalues, latency, sensitivity, tuning
 from lrurec.experiments.cells import DONE
 from lrurec.experiments.published import published
 from lrurec.experiments.tables import order
@@ -128,6 +128,45 @@ def test_curves_with_the_settings_of_the_main_table(tiny: Path, tmp_path: Path, 
     assert done.code == 0 and started(done.err) == ["curves/tiny/lrurec/seed-0"]
     (table,) = whole(tmp_path, "curves")["datasets"]
     assert [p["step"] for p in table["curves"][0]["points"]] == [3, 6]
+
+
+def test_tuning(tiny: Path, out: Path, run: Run) -> None:
+    """The same trials for every model; the main table's own is one of them, and is not trained twice."""
+    small = [word for setting in SMALL if "channels" not in setting for word in ("--set", setting)]
+    common = ("--datasets", tiny, "--out", out, *small)
+    done = run("reproduce", "tuning", "--models", "mf,fism-double-rate", *common)
+    assert done.code == 0, done.err
+    assert started(done.err)[0] == "tiny/mf/seed-0" and len(started(done.err)) == 6
+    (table,) = whole(out, "tuning")["datasets"]
+    by_model = {model["model"]: model for model in table["models"]}
+    trials = by_model["mf"]["trials"]
+    centre = next(t for t in trials if t["main"])
+    assert len(trials) == 5 and len({(t["dropout"], t["rate"]) for t in trials}) == 5
+    assert {t["rate"] / centre["rate"] for t in trials} == {0.5, 1.0, 2.0}
+    assert {round(t["dropout"] - centre["dropout"], 3) for t in trials} == {-0.1, 0.0, 0.1}
+    best = max(t["valid"]["recall@10"] for t in trials)
+    assert by_model["mf"]["behind"] == pytest.approx(1 - centre["valid"]["recall@10"] / best if best else 0)
+    assert by_model["fism"]["behind"] is None and "none of them the main table's" in (out / "tuning.md").read_text()
+    assert not started(run("reproduce", "tuning", "--models", "mf", *common).err)
+    wrong = run("reproduce", "tuning", "--models", "popularity", *common)
+    assert wrong.code == 2 and "unknown row of tuning" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "told"),
+    [
+        (0.5, [0.4, 0.3], "has the best of 3 trials"),
+        (0.4999, [0.5], "less than the luck of a seed"),
+        (0.4, [0.5], "20.0% behind the best of 2 trials: **its settings should move.**"),
+    ],
+)
+def test_what_is_said_of_a_tuned_model(main: float, others: list[float], told: str) -> None:
+    def trial(recall: float, is_main: bool, rate: float) -> dict[str, Any]:
+        return {"main": is_main, "seed": 0, "valid": {"recall@10": recall}, "dropout": 0.1, "rate": rate}
+
+    trials = [trial(main, True, 1.0), *(trial(recall, False, 2.0 + k) for k, recall in enumerate(others))]
+    model = {"title": "A", "trials": trials, "behind": tuning.behind(trials)}
+    assert told in tuning.remark(model)
 
 
 def test_datasets(tiny: Path, out: Path, run: Run) -> None:

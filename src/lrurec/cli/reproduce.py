@@ -33,6 +33,7 @@ targets:
   datasets     Table 2: how large each dataset is
   main         Table 3: every model on every dataset, NDCG@10 and Recall@10 beside the published ones
   significance LRURec against each of the others, user by user: better, or luck?
+  tuning       every model with more and less dropout, half and twice the rate, by validation: is each tuned as LRURec is?
   xlong        Table 4: long histories, ranked among 10,000 sampled items
   lambda       Table 5: the average |lambda| of each block, with and without weight decay on it
   ablation     Table 6: LRURec without its parts, with one block, and with RWKV and S4
@@ -182,7 +183,7 @@ def _works(options: argparse.Namespace) -> "list[Work]":
                 continue
         if options.target == "all" and options.datasets and names == ["xlong"]:
             datasets = [found for found in datasets if found.kind == "long"]  # its protocol is for those alone
-        models = {row.model for row in chosen.known() if options.models is None or row.name in options.models}
+        models = {row.model for row in chosen.select(options.models)}
         if models:
             refuse_useless(options.settings, sorted(models))
         works.append((chosen, Asked(datasets, options.models, options.seeds, tuple(options.settings), out, _say)))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lrurec.experiments.settings import settings_for
+from lrurec.models.base import CountingModel
 from lrurec.models.registry import MODELS
 
 
@@ -15,6 +17,8 @@ class Row:
     model: str
     settings: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()  # settings that --set may change
+    group: str = ""  # a name for it and its like
+    folder: str = ""  # where that is not its name
 
 
 def _lrurec(name: str, title: str, *settings: str) -> Row:
@@ -32,7 +36,9 @@ TELLING = ("lrurec", "sasrec", "bert4rec", "gru4rec", "fmlprec", "narm", "fpmc",
 
 def telling_first(rows: Sequence[Row]) -> list[Row]:
     """In the order in which they are worth the time."""
-    return sorted(rows, key=lambda row: TELLING.index(row.name) if row.name in TELLING else len(TELLING))
+    names = [row.group or row.name for row in rows]
+    places = [TELLING.index(name) if name in TELLING else len(TELLING) for name in names]
+    return [row for _, row in sorted(zip(places, rows, strict=True), key=lambda pair: pair[0])]
 
 
 def ablation(kind: str) -> list[Row]:
@@ -72,6 +78,32 @@ def sensitivity(kind: str) -> list[Row]:
         *(_lrurec(f"dropout-{v}", f"dropout {v}", f"model.dropout={v}") for v in DROPOUTS),
         *(_lrurec(f"weight-decay-{v}", f"weight decay {v}", f"training.weight_decay={v}") for v in DECAYS),
     ]
+
+
+def tuning(kind: str) -> list[Row]:
+    """Every model that trains, as the main table has it and with one of two settings a step to either side."""
+    return [
+        row for name, model in MODELS.items() if not issubclass(model, CountingModel) for row in _around(kind, name)
+    ]
+
+
+def _around(kind: str, model: str) -> list[Row]:
+    values = settings_for(kind, model, seed=0).config.values()
+    dropout, rate = values["model"]["dropout"], values["training"]["learning_rate"]
+    title = MODELS[model].card.title
+    return [
+        _trial(model, "as-it-is", title, dropout, rate),
+        _trial(model, "less-dropout", f"{title}, less dropout", max(0.0, dropout - 0.1), rate),
+        _trial(model, "more-dropout", f"{title}, more dropout", min(0.9, dropout + 0.1), rate),
+        _trial(model, "half-rate", f"{title}, half the rate", dropout, rate / 2),
+        _trial(model, "double-rate", f"{title}, twice the rate", dropout, rate * 2),
+    ]
+
+
+def _trial(model: str, name: str, title: str, dropout: float, rate: float) -> Row:
+    """Its folder has the values, so that it stays what it is when the settings of the main table move."""
+    settings = (f"model.dropout={dropout:.4g}", f"training.learning_rate={rate:.4g}")
+    return Row(f"{model}-{name}", title, model, settings, group=model, folder=f"{model}-{dropout:.4g}-{rate:.4g}")
 
 
 def xlong(kind: str) -> list[Row]:

@@ -8,7 +8,17 @@ from typing import Any
 
 from lrurec.config import unknown
 from lrurec.errors import SettingsError
-from lrurec.experiments import curves, eigenvalues, latency, markdown, rows, sensitivity, significance, statistics
+from lrurec.experiments import (
+    curves,
+    eigenvalues,
+    latency,
+    markdown,
+    rows,
+    sensitivity,
+    significance,
+    statistics,
+    tuning,
+)
 from lrurec.experiments.borrowed import borrowed
 from lrurec.experiments.cells import Cell, locked, records
 from lrurec.experiments.datasets import Found
@@ -59,12 +69,20 @@ class Target:
 
     def check(self, names: Sequence[str] | None) -> None:
         """Refuse rows that the table does not have."""
-        known = [row.name for row in self.known()]
+        known = [name for row in self.known() for name in (row.group, row.name) if name]
         if names and not known:
             raise SettingsError(f"{self.name} has no models to choose from; leave out --models")
         for name in names or ():
             if name not in known:
-                raise unknown("model" if self.name == "main" else f"row of {self.name}", name, known)
+                what = "model" if self.name == "main" else f"row of {self.name}"
+                raise unknown(what, name, dict.fromkeys(known))
+
+    def select(self, names: Sequence[str] | None) -> list[Row]:
+        """The rows of these names, and of groups of these names, in their order; of none, the most telling first."""
+        if names is None:
+            return telling_first(self.known())
+        found = [row for name in names for row in self.known() if name in (row.name, row.group)]
+        return list(dict.fromkeys(found))
 
     def plan(self, asked: Asked) -> list[Cell]:
         """The cells that it takes; the seeds outermost, so that the table fills evenly, then the most telling rows.
@@ -73,13 +91,13 @@ class Target:
         """
         cells = []
         for seed in asked.seeds:
-            for name in asked.rows or [row.name for row in telling_first(self.known())]:
+            for known in self.select(asked.rows):
                 for dataset in asked.datasets:
-                    row = next(row for row in self.rows(dataset.kind) if row.name == name)
+                    row = next(row for row in self.rows(dataset.kind) if row.name == known.name)
                     plain = settings_for(dataset.kind, row.model, seed, asked.given)
                     chosen = settings_for(dataset.kind, row.model, seed, asked.given, row.settings, row.usual)
                     shared = chosen.config == plain.config and not self.alone
-                    target, folder = ("main", row.model) if shared else (self.name, row.name)
+                    target, folder = ("main", row.model) if shared else (self.name, row.folder or row.name)
                     shown = plain if target == "main" else chosen
                     cells.append(Cell(target, dataset, folder, row.model, seed, shown, asked.given, asked.out))
         return list({cell.folder: cell for cell in cells}.values())  # two rows may be one cell of the main table
@@ -136,6 +154,7 @@ TARGETS: dict[str, Target] = {
         Target("datasets", "Table 2: how large each dataset is", "datasets", _nothing, lambda t, a: statistics.made(a.datasets)),
         Target("main", "Table 3: every model on every dataset", "baselines", rows.main, _beside_the_papers),
         Target("significance", "LRURec against the others, user by user: better, or luck?", "significance", rows.main, lambda t, a: significance.made(a.out, a.say), like="main"),
+        Target("tuning", "every model with other dropouts and rates, by validation: are the rivals tuned as LRURec is?", "tuning", rows.tuning, lambda t, a: tuning.made(a.out), like="main"),
         Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
         Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
         Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),
