@@ -2,9 +2,10 @@
 
     lrurec data synth --preset xlong --out xlong.parquet
     lrurec prepare xlong.parquet --out data/xlong
-    python bench/epoch.py --dataset data/xlong --run runs/xlong [--users 2000]
+    python bench/epoch.py --dataset data/xlong --run runs/xlong [--users 2000] [--pairs 32000000,64000000]
 
-The run is a plain `lrurec train` with SETTINGS; one that is there is not trained again. Some users' test items are ranked among 10,000 sampled ones, as the paper does, and among all. Tables go to results/epoch.md
+The run is a plain `lrurec train` with SETTINGS; one that is there is not trained again. Some users' test items are ranked among 10,000 sampled ones, as the paper does, and among all.
+With --pairs, the validation items of these users are ranked with memories of other sizes, too (memory.pairs), each learned anew. Tables go to results/epoch.md
 and results/epoch.json, after each line.
 """
 
@@ -14,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from lrurec.models.popularity import Popularity
 from lrurec.training.checkpoint import load_checkpoint, save_tensors
 from lrurec.training.config import config_for
 from lrurec.training.learner import build
+from lrurec.training.remembering import remember
 from lrurec.training.run import Run
 from lrurec.training.trainer import BEST, LAST, validations
 from measure import machine
@@ -38,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = (
     "training.max_length=1000", "training.batch=32", "training.loss=sampled", "training.negatives=4096",
     "training.shared_negatives=true", "training.candidates=10000", "training.steps=2205", "training.validate_every=1103",
-    "memory.use=true", "memory.pairs=96000000",
+    "memory.use=true",
 )  # fmt: skip
 TRAINED = "training.json"  # in the run: what its training took
 
@@ -120,6 +123,19 @@ def page(found: dict[str, Any]) -> str:
     for name, f in found["models"].items():
         cells = [f"{f[p][m]:.4f}" for p in ("sampled", "all") for m in ("recall@10", "ndcg@10")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    if found["sizes"]:
+        lines += [
+            "",
+            f"Validation items of the same {found['users']:,} users, by the size of the memory (`memory.pairs`):",
+            "",
+        ]
+        lines += [
+            "| pairs | Recall@10, 10,000 sampled | NDCG@10 | Recall@10, all items | NDCG@10 |",
+            "|---:|---:|---:|---:|---:|",
+        ]
+        for pairs, f in found["sizes"].items():
+            cells = [f"{f[p][m]:.4f}" for p in ("sampled", "all") for m in ("recall@10", "ndcg@10")]
+            lines.append(f"| {int(pairs):,} | {' | '.join(cells)} |")
     lines += ["", "The model alone, as it learned (validation, 10,000 sampled items, all users):", ""]
     lines += ["| step | Recall@10 | NDCG@10 |", "|---:|---:|---:|"]
     lines += [f"| {r['step']:,} | {r['recall@10']:.4f} | {r['ndcg@10']:.4f} |" for r in found["curve"]]
@@ -131,6 +147,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, type=Path)
     parser.add_argument("--dataset", type=Path, help="trains the run on it, if it is not there")
     parser.add_argument("--users", type=int, default=2000)
+    parser.add_argument("--pairs", metavar="N,M", help="other sizes of the memory, for validation")
     options = parser.parse_args()
     if options.dataset and not (options.run / "result.json").exists():
         train(options.dataset, options.run)
@@ -138,8 +155,9 @@ def main() -> None:
     dataset = opened.dataset()
     split, items = leave_last_out(dataset), dataset.n_items
     drawn = np.sort(np.random.default_rng(0).permutation(len(split.test))[: options.users])
-    t = split.test
-    targets = Targets(t.items, t.users[drawn], t.starts[drawn], t.positions[drawn])
+    targets, valid = (
+        Targets(t.items, t.users[drawn], t.starts[drawn], t.positions[drawn]) for t in (split.test, split.valid)
+    )
     model = opened.model()
     assert isinstance(model, TrainedModel)
     curve = validations(options.run)
@@ -147,7 +165,7 @@ def main() -> None:
     rate, share = split.train.n_events / curve[-1]["seconds"], len(curve) * saving(options.run) / curve[-1]["seconds"]
     found: dict[str, Any] = {
         "machine": machine(), "users": len(targets), "log": opened.manifest["dataset"]["counts"], "steps": curve[-1]["step"],
-        "curve": curve, "models": {}, "items_per_second": rate, "peak": took["peak"], "saving": share,
+        "curve": curve, "models": {}, "sizes": {}, "items_per_second": rate, "peak": took["peak"], "saving": share,
         "training": (
             f"Training with {took['threads']} threads, validation included: {rate:,.0f} items/s, {took['peak'] / 1e9:.1f} GB at most (the learning of"
             f" the memory included), {share:.1%} of the time for its {len(curve)} checkpoints."
@@ -155,9 +173,9 @@ def main() -> None:
     }  # fmt: skip
     memory = model.memory
 
-    def note(name: str, some: Model) -> None:
-        found["models"][name] = measured(some, targets, opened.config.training.seen)
-        print(name, found["models"][name], file=sys.stderr)
+    def note(name: str, some: Model, part: str = "models", whose: Targets = targets) -> None:
+        found[part][name] = measured(some, whose, opened.config.training.seen)
+        print(name, found[part][name], file=sys.stderr)
         (ROOT / "results" / "epoch.json").write_text(json.dumps(found, indent=1) + "\n")
         (ROOT / "results" / "epoch.md").write_text(page(found))
 
@@ -168,6 +186,13 @@ def main() -> None:
     if memory is not None:
         model.memory = memory
         note("the model with its memory", model)
+        own, t = opened.config.memory, opened.config.training
+        if options.pairs:
+            note(str(items * own.of_each(items)), model, "sizes", valid)
+        for pairs in map(int, options.pairs.split(",") if options.pairs else ()):
+            model.memory = None
+            model.memory = remember(model, split.train, replace(own, pairs=pairs), t.seen, t.seed)
+            note(str(pairs), model, "sizes", valid)
 
 
 if __name__ == "__main__":

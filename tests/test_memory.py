@@ -394,7 +394,7 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
     for setting, words in (
         ("memory.window=0", "memory.window must lie between 1 and 100"),
         ("memory.decay=0", "memory.decay must lie above 0"),
-        ("memory.row=0", "memory.row and memory.pairs must be 1 or more"),
+        ("memory.row=0", "memory.row must be 1 or more"),
         ("memory.held_back=0.9", "memory.held_back must lie above 0"),
         ("memory.wide=1", "unknown setting of memory 'wide'"),
         ("memory.use=1", "memory.use must be true or false"),

@@ -50,7 +50,9 @@ def trained(folder: Path, out: Path, assignments: list[str]) -> int:
     return used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@pytest.mark.parametrize("more", [[], ["training.loss=sampled"]], ids=["full", "sampled"])
+@pytest.mark.parametrize(
+    "more", [[], ["training.loss=sampled"], ["memory.use=true"]], ids=["full", "sampled", "with a memory"]
+)
 def test_it_is_what_comes_out(folder: Path, tmp_path: Path, run: Run, more: list[str]) -> None:
     settings = [*SMALL, *more]
     told = run("plan", folder, "--json", *(x for a in settings for x in ("--set", a)))
@@ -61,7 +63,10 @@ def test_it_is_what_comes_out(folder: Path, tmp_path: Path, run: Run, more: list
     best, last = ((tmp_path / "run" / f"{name}.safetensors").stat().st_size for name in ("best", "last"))
     assert found["measured"]["weights"] == pytest.approx(best, rel=0.1)
     assert found["measured"]["resumable"] == pytest.approx(last, rel=0.1)
-    assert found["run_bytes"] == pytest.approx(best + 2 * last, rel=0.1)
+    memory = tmp_path / "run/memory.safetensors"
+    assert memory.exists() == ("memory.use=true" in more)
+    remembered = memory.stat().st_size if memory.exists() else 0
+    assert found["run_bytes"] == pytest.approx(best + 2 * last + remembered, rel=0.1)
     assert run("export", tmp_path / "run", "--out", tmp_path / "artifact").code == 0
     size = sum(f.stat().st_size for f in (tmp_path / "artifact").iterdir())
     assert found["artifact_bytes"] == pytest.approx(size, rel=0.35)

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "export": {"models", "data", "training", "serving", "memory"},
     "serving": {"serving", "memory"},
     "experiments": {"data", "models", "evaluation", "training", "export", "serving", "experiments"},
-    "planning": {"data", "models", "nn", "evaluation", "training", "export", "serving", "planning"},
+    "planning": {"data", "memory", "models", "nn", "evaluation", "training", "export", "serving", "planning"},
     "recommender": {"data", "models", "evaluation", "training", "export", "recommender"},
     "cli": {
         "data",

@@ -23,6 +23,8 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 _TOGETHER = 1 << 25  # pairs that are summed up at once
 _MOST_WINDOW = 100
+PAIR_BYTES, ITEM_BYTES = 16, 16  # of Transitions: of a pair, and of an item
+_PAIRS, _EACH = 32_000_000, 45  # kept by default: of all items, and of each of very many
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MemoryConfig:
     window: int = 10  # items that look back, and that are looked back to
     decay: float = 0.6
     row: int = 128  # pairs kept of an item, at most
-    pairs: int = 32_000_000  # and of all items together; 16 bytes each
+    pairs: int = 0  # and of all items together, 16 bytes each; 0: 32 million, or 45 of each item where that is more
     held_back: float = 0.03  # share of the training events that the weights of the evidence are learned from
 
     def __post_init__(self) -> None:
@@ -41,10 +43,19 @@ class MemoryConfig:
             raise SettingsError(f"memory.window must lie between 1 and {_MOST_WINDOW}, not {self.window}")
         if not 0 < self.decay <= 1:
             raise SettingsError(f"memory.decay must lie above 0 and not above 1, not {self.decay}")
-        if min(self.row, self.pairs) < 1:
-            raise SettingsError("memory.row and memory.pairs must be 1 or more")
+        if self.row < 1 or self.pairs < 0:
+            raise SettingsError("memory.row must be 1 or more, and memory.pairs 0 (as the catalogue needs) or more")
         if not 0 < self.held_back <= 0.5:
             raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
+
+    def of_each(self, n_items: int) -> int:
+        """How many pairs of an item are kept at most, of so many items.
+
+        >>> MemoryConfig().of_each(50_000), MemoryConfig().of_each(2_000_000), MemoryConfig(pairs=100).of_each(50)
+        (128, 45, 2)
+        """
+        pairs = self.pairs or max(_PAIRS, _EACH * n_items)
+        return max(1, min(self.row, pairs // max(n_items, 1)))
 
 
 def _shares_of(partners: Indices) -> list[slice]:
@@ -98,7 +109,7 @@ class Transitions:
         """
         counts, partners = np.zeros(n_items, np.int64), np.zeros(n_items, np.int64)
         recall.count_partners(items, starts, stops, config.window, counts, partners)
-        most = max(1, min(config.row, config.pairs // max(n_items, 1)))
+        most = config.of_each(n_items)
 
         # Each part has the room that it may need at most; what is not written takes no memory.
         room = np.concatenate([[0], np.cumsum(np.minimum(partners, most))])

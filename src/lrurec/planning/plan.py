@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from lrurec.errors import LrurecError
+from lrurec.memory.transitions import ITEM_BYTES, PAIR_BYTES
 from lrurec.models.base import CountingModel
 from lrurec.models.registry import model_class
 from lrurec.nn.loss import multiplies_half
@@ -27,6 +28,7 @@ from lrurec.planning.log import Log
 from lrurec.planning.probe import TIMED, WARM, Measured, line
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import settled
+from lrurec.training.remembering import examples_bytes
 
 FULL, SAMPLED = 100_000, 1_000_000  # items or users in a probe, at most, by the loss
 _COMMAND = ["-m", "lrurec.planning.probe"]
@@ -82,9 +84,19 @@ class Plan:
         return self.steps * self.all.step + (self.validations + 1) * self.validation
 
     @property
+    def remembered(self) -> float:
+        """Bytes of the transition memory, if the run has one: at most, for it may not fill all of its rows."""
+        m, log = self.config.memory, self.log
+        pairs = min(log.items * m.of_each(log.items), 2 * m.window * log.events)
+        return float(PAIR_BYTES * pairs + ITEM_BYTES * log.items) if m.use else 0.0
+
+    @property
     def memory(self) -> float:
         """Of the process that trains, beside what it reads of the dataset, which the system can take back."""
-        return self.all.peak + _WINDOW * self.log.windows(self.config.training.max_length)
+        learning = 0.0
+        if self.config.memory.use:  # all pairs, and those of a part while they are written; the examples, twice
+            learning = 2 * self.remembered + 2 * examples_bytes(self.log.events, self.config.memory)
+        return self.all.peak + _WINDOW * self.log.windows(self.config.training.max_length) + learning
 
     @property
     def dataset_bytes(self) -> float:
@@ -95,14 +107,14 @@ class Plan:
 
     @property
     def run_bytes(self) -> float:
-        """Best and last checkpoint, and the next one while it is written."""
-        return self.all.weights + 2 * self.all.resumable
+        """Best and last checkpoint, and the next one while it is written; the transition memory."""
+        return self.all.weights + 2 * self.all.resumable + self.remembered
 
     @property
     def artifact_bytes(self) -> float | None:
         if self.all.observe is None:
             return None
-        return self.all.weights + _ID * self.log.items + self.all.index
+        return self.all.weights + _ID * self.log.items + self.all.index + self.remembered
 
     def values(self) -> dict[str, Any]:
         """Everything, for JSON."""

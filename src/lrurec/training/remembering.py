@@ -48,6 +48,11 @@ def hold_back(train: Sequences, share: float, seed: int) -> tuple[Sequences, Tar
     return replace(train, stops=stops), held
 
 
+def examples_bytes(events: int, config: MemoryConfig) -> int:
+    """What the examples take that g is learned from, at most, of so many training events."""
+    return min(_MOST, int(config.held_back * events)) * (_BEST + _RECALLED + _RANDOM) * 4 * (INPUTS + 2)
+
+
 def remember(
     model: TrainedModel,
     train: Sequences,
