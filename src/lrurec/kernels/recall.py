@@ -19,7 +19,6 @@ INPUTS = (
 )  # and count, score, the score less the best of those recalled, two likenesses, how much was looked at, the newest's count
 LEAST = np.float32(1e-3)  # added to evidence, of which there may be none, before its logarithm is taken
 ALIKE = 10  # items of a history that others are compared with
-_LANES = 16  # of a vector: those items, and the query
 _looped = numba.njit(nogil=True, cache=True)
 
 
@@ -185,16 +184,16 @@ def describe(
     back to, and the evidence found [m, FEATURES] is theirs. popular [V] are logarithms of counts.
     """
     width, many = len(query), len(recent)
-    beside = np.zeros((width, _LANES), np.float32)
+    beside = np.empty((many + 1, width), np.float32)  # the recent ones at length 1, and the query
     for h in range(many):
         s = f4(1e-12)
         for j in range(width):
             s += recent[h, j] * recent[h, j]
         s = f4(f4(1) / np.sqrt(s))
         for j in range(width):
-            beside[j, h] = recent[h, j] * s
+            beside[h, j] = recent[h, j] * s
     for j in range(width):
-        beside[j, _LANES - 1] = query[j]
+        beside[many, j] = query[j]
     size, first = f4(0), f4(0)
     for h in range(len(last)):
         if last[h] >= 0:
@@ -202,22 +201,26 @@ def describe(
             first = popular[last[h]]
     size = _log(max(size, f4(1)))
     best = f4(-3e38)
-    lanes = np.empty(_LANES, np.float32)
+    evidence, logs = found.reshape(-1), np.empty(len(items) * FEATURES, np.float32)
+    for k in range(len(logs)):  # all of them in one run: the processor takes many at once
+        logs[k] = _log(f4(evidence[k] + LEAST))
     for k in range(len(items)):
         b, row = items[k], rows[k]
-        lanes[:] = f4(0)
         length = f4(1e-12)
         for j in range(width):
-            v = table[row, j]
-            length += v * v
-            for h in range(_LANES):
-                lanes[h] += v * beside[j, h]
-        s = f4(lanes[_LANES - 1] + bias[row])
+            length += table[row, j] * table[row, j]
         length = f4(f4(1) / np.sqrt(length))
         like = f4(-1) if many else f4(0)
+        newest = f4(0)
         for h in range(many):
-            like = max(like, f4(lanes[h] * length))
-        newest = f4(lanes[many - 1] * length) if many else f4(0)
+            s = f4(0)
+            for j in range(width):
+                s += table[row, j] * beside[h, j]
+            newest = f4(s * length)
+            like = max(like, newest)
+        s = bias[row]
+        for j in range(width):
+            s += table[row, j] * beside[many, j]
         seen = False
         for h in range(len(last)):
             seen |= last[h] == b
@@ -225,7 +228,7 @@ def describe(
             best = s
         scores[k] = s
         for j in range(FEATURES):
-            x[k, j] = _log(f4(found[k, j] + LEAST))
+            x[k, j] = logs[k * FEATURES + j]
         x[k, FEATURES] = popular[b]
         x[k, FEATURES + 1] = s
         x[k, FEATURES + 3] = like
