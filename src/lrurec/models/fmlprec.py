@@ -37,6 +37,7 @@ from lrurec.models.base import Batch, Card, Sizes, TrainedModel, TrainingBatch
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.feedforward import PFFN
 from lrurec.nn.init import truncated_normal_
+from lrurec.nn.residual import add_and_norm
 from lrurec.nn.spectral import SpectralFilter
 
 FILTERS = ("causal", "circular")
@@ -76,8 +77,8 @@ class Block(nn.Module):
 
     def after(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
         """Everything behind the filter, which looks at one position at a time."""
-        z = self.norm1(dropout(y, self.rate, keys) + x)
-        result: Tensor = self.norm2(dropout(self.pffn(z), self.rate, keys) + z)
+        z = add_and_norm(y, x, self.norm1, self.rate, keys)
+        result: Tensor = add_and_norm(self.pffn(z), z, self.norm2, self.rate, keys)
         return result
 
 

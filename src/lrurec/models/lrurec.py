@@ -34,6 +34,7 @@ from lrurec.nn.init import truncated_normal_
 from lrurec.nn.lru import LRU
 from lrurec.nn.mixer import Mixer
 from lrurec.nn.parts import Weights
+from lrurec.nn.residual import add_and_norm
 from lrurec.nn.rwkv import ChannelMixing, TimeMixing
 from lrurec.nn.s4 import S4
 
@@ -117,7 +118,7 @@ class Block(nn.Module):
             case PFFN():
                 return self._second(z, self.pffn(z, keys, half))
             case _:
-                return self._second(z, dropout(self.pffn(z, offsets, half), self.config.dropout, keys))
+                return self._second(z, self.pffn(z, offsets, half), keys)
 
     def _is_fused(self, x: Tensor) -> bool:
         """The block as published, which the fused function computes, where it can."""
@@ -155,13 +156,18 @@ class Block(nn.Module):
 
     def _first(self, x: Tensor, y: Tensor, keys: Keys | None) -> Tensor:
         """What follows the recurrence."""
-        y = dropout(y, self.config.dropout, keys)
-        z: Tensor = self.norm1(y + x if self.config.residual else y)
-        return z
+        return self._added(y, x, self.norm1, keys)
 
-    def _second(self, z: Tensor, y: Tensor) -> Tensor:
-        """What follows the feed-forward network."""
-        result: Tensor = self.norm2(y + z if self.config.residual else y)
+    def _second(self, z: Tensor, y: Tensor, keys: Keys | None = None) -> Tensor:
+        """What follows the feed-forward network; with keys, dropout, which the PFFN has inside, comes first."""
+        return self._added(y, z, self.norm2, keys)
+
+    def _added(self, y: Tensor, x: Tensor, norm: nn.Module, keys: Keys | None) -> Tensor:
+        if self.config.residual and isinstance(norm, nn.LayerNorm):
+            whole: Tensor = add_and_norm(y, x, norm, self.config.dropout, keys)
+            return whole
+        y = dropout(y, self.config.dropout, keys)
+        result: Tensor = norm(y + x if self.config.residual else y)
         return result
 
 

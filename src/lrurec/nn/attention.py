@@ -22,6 +22,7 @@ from lrurec.errors import SettingsError
 from lrurec.nn.attend import Reach, attend
 from lrurec.nn.dropout import Keys, dropout
 from lrurec.nn.init import truncated_normal_
+from lrurec.nn.residual import add_and_norm
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,9 @@ class Block(nn.Module):
         else:
             kv, x = F.linear(x, self.qkv[x.shape[1] :]), x.index_select(0, rows)
             mixed = attend(F.linear(x, self.qkv[: x.shape[1]]), kv, reach, self.heads)
-        y = dropout(F.linear(mixed, self.out, self.out_bias), self.rate, keys)
-        z = self.norm1(y + x)
+        z = add_and_norm(F.linear(mixed, self.out, self.out_bias), x, self.norm1, self.rate, keys)
         inner = dropout(F.gelu(F.linear(z, self.w1, self.b1)), self.rate, keys)
-        y = dropout(F.linear(inner, self.w2, self.b2), self.rate, keys)
-        result: Tensor = self.norm2(y + z)
+        result: Tensor = add_and_norm(F.linear(inner, self.w2, self.b2), z, self.norm2, self.rate, keys)
         return result
 
 
