@@ -186,7 +186,9 @@ def _works(options: argparse.Namespace) -> "list[Work]":
         models = {row.model for row in chosen.select(options.models)}
         if models:
             refuse_useless(options.settings, sorted(models))
-        works.append((chosen, Asked(datasets, options.models, options.seeds, tuple(options.settings), out, _say)))
+        results = Path(options.results) if options.results else None
+        given = tuple(options.settings)
+        works.append((chosen, Asked(datasets, options.models, options.seeds, given, out, _say, results)))
     return works
 
 

@@ -42,6 +42,7 @@ class Asked:
     given: tuple[str, ...]  # settings
     out: Path
     say: Callable[[str], None] = lambda text: None  # what takes a while
+    results: Path | None = None  # where tables of before may be, and go
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ TARGETS: dict[str, Target] = {
         Target("datasets", "Table 2: how large each dataset is", "datasets", _nothing, lambda t, a: statistics.made(a.datasets)),
         Target("main", "Table 3: every model on every dataset", "baselines", rows.main, _beside_the_papers),
         Target("significance", "LRURec against the others, user by user: better, or luck?", "significance", rows.main, lambda t, a: significance.made(a.out, a.say), like="main"),
-        Target("tuning", "every model with other dropouts and rates, by validation: are the rivals tuned as LRURec is?", "tuning", rows.tuning, lambda t, a: tuning.made(a.out), like="main"),
+        Target("tuning", "every model with other dropouts and rates, by validation: are the rivals tuned as LRURec is?", "tuning", rows.tuning, lambda t, a: tuning.made(a.out, a.given, a.results), like="main"),
         Target("xlong", "Table 4: long histories, ranked among 10,000 sampled items", "xlong", rows.xlong, _beside_the_papers),
         Target("lambda", "Table 5: the average |lambda| of each block", "lambda", rows.eigenvalues, lambda t, a: eigenvalues.made(a.out)),
         Target("ablation", "Table 6: LRURec without its parts, and with RWKV and S4", "ablation", rows.ablation, _beside_the_papers),

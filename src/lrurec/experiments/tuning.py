@@ -4,36 +4,52 @@ A trial changes dropout or learning rate by one step. The main table has a model
 `LEVEL` behind it: less than that is the luck of a seed.
 """
 
+import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lrurec.errors import FolderError
 from lrurec.experiments.cells import DONE, records
 from lrurec.experiments.made import Made, grid
 from lrurec.experiments.published import published
 from lrurec.experiments.rows import telling_first
 from lrurec.experiments.rows import tuning as rows
+from lrurec.experiments.settings import settings_for
+from lrurec.training.config import config_for
 
 GOAL, BESIDE = "recall@10", "ndcg@10"
 LEVEL = 0.01
 Record = dict[str, Any]
+Trial = dict[str, Any]
 
 
-def made(out: Path) -> Made:
+def made(out: Path, given: Sequence[str] = (), results: Path | None = None) -> Made:
+    """From all cells that are there, and the trials that the table among the results has already: it grows over machines."""
     paper = published("main")
     titles = {row.group: row.title for row in telling_first(rows("dense")) if row.name.endswith("-as-it-is")}
-    own = list(records(out, "tuning"))
-    found = [r for r in (*own, *records(out, "main")) if r["state"] == DONE and r["model"] in titles]
-    by_dataset: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    own = [r for r in records(out, "tuning") if r["state"] == DONE]
+    found = [*own, *(r for r in records(out, "main") if r["state"] == DONE and r["model"] in titles)]
+    trials: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[str, str] = {}
     for record in found:
-        by_dataset[record["dataset"]["name"]][record["model"]].append(record)
+        trials[record["dataset"]["name"]][record["model"]].append(_trial(record))
+        kinds[record["dataset"]["name"]] = record["dataset"]["kind"]
+    before = _before(results)
+    for table in before.get("datasets", ()):
+        kinds.setdefault(table["dataset"], table["kind"])
+        for model in table["models"]:
+            trials[table["dataset"]][model["model"]] += model["trials"]
     tables = []
-    for name in sorted({r["dataset"]["name"] for r in own}):
-        models = {m: by_dataset[name][m] for m in titles if any(r["target"] == "tuning" for r in by_dataset[name][m])}
-        tables.append({"dataset": name, "models": [_model(m, titles[m], some) for m, some in models.items()]})
+    for name in sorted(
+        {r["dataset"]["name"] for r in own} | {table["dataset"] for table in before.get("datasets", ())}
+    ):
+        models = [_model(m, titles[m], trials[name][m], kinds[name], given) for m in titles]
+        tables.append({"dataset": name, "kind": kinds[name], "models": [m for m in models if len(m["trials"]) > 1]})
     whole = {
         "target": "tuning", "paper": paper.paper, "goal": GOAL, "datasets": tables,
-        "machines": sorted({r["machine"] for r in found}),
+        "machines": sorted({r["machine"] for r in found} | set(before.get("machines", ()))),
     }  # fmt: skip
     lines = [
         "# Every model with other dropouts and rates",
@@ -42,34 +58,52 @@ def made(out: Path) -> Made:
         "says. In bold: the best Recall@10 of a model. The test set takes no part.",
     ]
     for table in tables:
+        names = ",".join(model["model"] for model in table["models"])
         lines += ["", f"## {table['dataset']}", ""]
         head = ["model", "dropout", "rate", "steps", "seed", "NDCG@10", "Recall@10", "in the main table"]
         lines += grid(head, [row for model in table["models"] for row in _cells(model)])
         lines += ["", *(remark(model) for model in table["models"]), ""]
-        some = [f"--models {','.join(model['model'] for model in table['models'])}"]
-        lines += [f"    lrurec reproduce tuning --datasets {table['dataset']} {' '.join(some)}"]
+        lines += [f"    lrurec reproduce tuning --datasets {table['dataset']} --models {names}"]
     return Made(whole, "\n".join(lines) + "\n")
 
 
-def _model(model: str, title: str, some: list[Record]) -> dict[str, Any]:
-    trials = [
-        {
-            "dropout": r["config"]["model"]["dropout"],
-            "rate": r["config"]["training"]["learning_rate"],
-            "steps": r["config"]["training"]["steps"],
-            "seed": r["seed"],
-            "valid": {m: r["valid"][m] for m in (BESIDE, GOAL)},
-            "main": r["target"] == "main",
-            "recipe": r["recipe"],
-            "settings": r["settings"],
-        }
-        for r in some
-    ]
-    trials.sort(key=lambda t: (t["dropout"], t["rate"], t["steps"], t["seed"]))
+def _before(results: Path | None) -> dict[str, Any]:
+    """The table that is among the results."""
+    path = results / "tuning.json" if results is not None else None
+    if path is None or not path.exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FolderError(f"{path} cannot be read ({error}); delete it to begin anew") from None
+    return found
+
+
+def _trial(record: Record) -> Trial:
+    config = record["config"]
+    return {
+        "dropout": config["model"]["dropout"],
+        "rate": config["training"]["learning_rate"],
+        "steps": config["training"]["steps"],
+        "seed": record["seed"],
+        "valid": {m: record["valid"][m] for m in (BESIDE, GOAL)},
+        "recipe": record["recipe"],
+        "settings": record["settings"],
+    }
+
+
+def _model(model: str, title: str, some: list[Trial], kind: str, given: Sequence[str]) -> dict[str, Any]:
+    """A model's trials, each once; `main` are those with the settings that the main table has now."""
+    unique: dict[Any, Trial] = {}
+    for trial in some:
+        config = config_for(trial["recipe"], None, trial["settings"], model)
+        main = config == settings_for(kind, model, trial["seed"], given).config
+        unique.setdefault(config, {**trial, "main": main})
+    trials = sorted(unique.values(), key=lambda t: (t["dropout"], t["rate"], t["steps"], t["seed"]))
     return {"model": model, "title": title, "trials": trials, "behind": behind(trials)}
 
 
-def behind(trials: list[dict[str, Any]]) -> float | None:
+def behind(trials: list[Trial]) -> float | None:
     """By how much the main table's trial is behind the best of the same seeds; None where the main table has none."""
     mains = [t for t in trials if t["main"]]
     seeds = {t["seed"] for t in trials if not t["main"]}
