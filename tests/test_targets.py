@@ -152,13 +152,9 @@ def test_tuning(tiny: Path, out: Path, tmp_path: Path, run: Run) -> None:
     other = ("--datasets", tiny, "--out", tmp_path / "other", *small, "--results", results)
     assert run("reproduce", "tuning", "--models", "fism-half-rate,fism-double-rate", *other).code == 0
     (table,) = whole(results, "tuning")["datasets"]
-    assert [(m["model"], len(m["trials"])) for m in table["models"]] == [("fism", 3), ("mf", 5)] or len(
-        table["models"][0]["trials"]
-    ) == 2
-    assert (
-        table["models"][-1]["trials"] == trials
-        and "none of them the main table's" in (results / "tuning.md").read_text()
-    )
+    assert [(m["model"], len(m["trials"])) for m in table["models"]] == [("fism", 2), ("mf", 5)]
+    assert table["models"][1]["trials"] == trials
+    assert "none of them the main table's" in (results / "tuning.md").read_text()
     assert not started(run("reproduce", "tuning", "--models", "mf", *common).err)
     wrong = run("reproduce", "tuning", "--models", "popularity", *common)
     assert wrong.code == 2 and "unknown row of tuning" in wrong.err
