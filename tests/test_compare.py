@@ -61,12 +61,32 @@ def test_the_command(runs: Path, run: Run) -> None:
     assert "ndcg@1 by length of history" in told.out and "ndcg@1 by training count of the target" in told.out
     assert "ndcg@1: B is better" in run("compare", runs / "popular", runs / "good", "-k", "1").out
     assert "no difference" in run("compare", runs / "good", runs / "good").out
+    assert "rare targets" in told.out and "short histories" not in told.out  # all are of one length
     report = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--split", "valid", "--json").out)
     assert set(report["metrics"]) == {"recall@1", "ndcg@1", "mrr@1"}
     alone = json.loads(run("evaluate", runs / "good", "-k", "1", "--split", "valid", "--json").out)["metrics"]
     found = report["metrics"]["recall@1"]
     assert found["first"] == pytest.approx(alone["recall@1"]["value"])
     assert found["low"] <= found["mean"] <= found["high"] and found["p"] < 0.001
+
+
+def test_for_whom(tmp_path: Path, run: Run) -> None:
+    """Halves of the users, each with its own difference: together they are the whole."""
+    rows = [(u, (u * u + k * k) % 11) for u in range(40) for k in range(5 + u // 8)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    for model in ("popularity", "markov"):
+        assert run("train", tmp_path / "data", "--out", tmp_path / model, "--model", model).code == 0
+    both = tmp_path / "markov", tmp_path / "popularity"
+    report = json.loads(run("compare", *both, "-k", "3", "--json").out)
+    names = ["short histories", "long histories", "rare targets", "popular targets"]
+    assert [half["half"] for half in report["halves"]] == names
+    for small, large in (report["halves"][:2], report["halves"][2:]):
+        assert small["to"] < large["from"] and small["users"] + large["users"] == 40
+        mean = (small["users"] * small["mean"] + large["users"] * large["mean"]) / 40
+        assert mean == pytest.approx(report["metrics"]["ndcg@3"]["mean"])
+        assert small["low"] <= small["mean"] <= small["high"]
+    told = run("compare", *both, "-k", "3").out
+    assert "ndcg@3 by halves of the users" in told and all(name in told for name in names)
 
 
 def test_runs_that_see_more_or_less(runs: Path, run: Run) -> None:

@@ -25,7 +25,7 @@ EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
 swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
 these users; another seed of the same model is another matter: train several. Below that, for whom: short and long histories, rare
-and popular targets.
+and popular targets (by how often a target occurs in training), as halves of the users with intervals, and in ranges that double.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
@@ -78,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     ndcg = METRICS["ndcg"]
     sliced = (ndcg(a, ks[0]), ndcg(b, ks[0]))
     counts = split.train.counts(first.manifest["dataset"]["counts"]["items"])
+    lengths, popularity = targets.positions - targets.starts, counts[targets.answers()]
     runs = {"first": options.first, "second": options.second}
     report = {
         **runs,
@@ -86,12 +87,16 @@ def run(options: argparse.Namespace) -> int:
         "seed": options.seed,
         "metrics": differences,
         "sliced": f"ndcg@{ks[0]}",
-        "by_history_length": _slices(*sliced, targets.positions - targets.starts),
-        "by_target_popularity": _slices(*sliced, counts[targets.answers()]),
+        "halves": [
+            *_halves(*sliced, lengths, ("short histories", "long histories"), options.seed),
+            *_halves(*sliced, popularity, ("rare targets", "popular targets"), options.seed),
+        ],
+        "by_history_length": _slices(*sliced, lengths),
+        "by_target_popularity": _slices(*sliced, popularity),
     }
-    lengths = [opened.config.training.seen for opened in (first, second)]
-    if lengths[0] != lengths[1]:
-        a_sees, b_sees = ("all" if n == WHOLE else f"the newest {n}" for n in lengths)
+    shown = [opened.config.training.seen for opened in (first, second)]
+    if shown[0] != shown[1]:
+        a_sees, b_sees = ("all" if n == WHOLE else f"the newest {n}" for n in shown)
         print(f"lrurec: A sees {a_sees} items of a history, B {b_sees}", file=sys.stderr)
     print(json.dumps(report, indent=1) if options.json else _told(report))
     return 0
@@ -105,6 +110,25 @@ def _ranks(opened: "Run", targets: "Targets") -> "Ranks":
     with progress_bar() as progress:
         shown = counted(progress, f"ranking {opened.folder}", len(targets))
         return rank(opened.model(), targets, t.seen, device=t.device, progress=shown).ranks
+
+
+def _halves(
+    first: "Values", second: "Values", values: "NDArray[np.int64]", names: tuple[str, str], seed: int
+) -> list[dict[str, Any]]:
+    """The difference for those with small values, and for those with large ones."""
+    from lrurec.evaluation.report import halves
+    from lrurec.evaluation.significance import compare
+
+    return [
+        {
+            "half": name,
+            "from": low,
+            "to": high,
+            "users": int(who.sum()),
+            **asdict(compare(first[who], second[who], seed)),
+        }
+        for name, (low, high, who) in zip(names, halves(values), strict=False)
+    ]
 
 
 def _slices(first: "Values", second: "Values", values: "NDArray[np.int64]") -> list[dict[str, Any]]:
@@ -148,6 +172,12 @@ def _told(report: dict[str, Any]) -> str:
             ("by_target_popularity", "training count of the target"),
         )
     ]
+    halves = [["half", "", "users", "A", "B", "95% interval of A - B", "relative"]]
+    for h in report["halves"]:
+        relative = f"{h['mean'] / h['second']:+.1%}" if h["second"] else "-"
+        cells = [f"{h['first']:.5f}", f"{h['second']:.5f}", f"{h['low']:+.5f} to {h['high']:+.5f}", relative]
+        halves.append([h["half"], f"{h['from']}-{h['to']}", f"{h['users']:,}", *cells])
+    by = [f"{report['sliced']} by halves of the users\n{table(halves)}", *by] if report["halves"] else by
     return "\n\n".join([head, table(rows), *by, _verdict(report)])
 
 

@@ -51,6 +51,20 @@ def doubling(values: NDArray[np.int64]) -> list[tuple[int, int, NDArray[np.bool_
     return [(*((0, 0) if e < 0 else (1 << int(e), (2 << int(e)) - 1)), exponents == e) for e in np.unique(exponents)]
 
 
+def halves(values: NDArray[np.int64]) -> list[tuple[int, int, NDArray[np.bool_]]]:
+    """Those with small values and those with large ones, as even as equal values allow: from, to, and who lies in it.
+
+    >>> [(low, high, int(who.sum())) for low, high, who in halves(np.array([1, 1, 1, 2, 7]))]
+    [(1, 1, 3), (2, 7, 2)]
+    """
+    ordered = np.sort(values)
+    cuts = [int(v) for v in np.unique(values)[:-1]]
+    if not cuts:
+        return []
+    cut = min(cuts, key=lambda v: abs(2 * int(np.searchsorted(ordered, v, side="right")) - len(ordered)))
+    return [(int(values[who].min()), int(values[who].max()), who) for who in (values <= cut, values > cut)]
+
+
 def _recommended(recommended: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, float]:
     """How much of the catalogue is ever recommended, and how popular what is recommended is."""
     ordered = np.argsort(np.argsort(counts))  # 0: the rarest item
