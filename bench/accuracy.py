@@ -12,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,10 @@ def write(found: list[dict[str, Any]]) -> None:
     (results / "accuracy.md").write_text("\n".join(lines) + "\n")
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """Which runs, and where they are kept."""
+def arguments(
+    description: str | None, more: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+) -> argparse.Namespace:
+    """Which runs, and where they are kept; `more` adds to them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", required=True, type=Path)
     parser.add_argument("--seeds", type=int, default=3)
@@ -133,6 +136,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--table", action="store_true", help="train nothing, write the table of the runs that are there"
     )
+    more(parser)
     return parser.parse_args()
 
 
