@@ -61,6 +61,10 @@ def test_the_command(runs: Path, run: Run) -> None:
     assert "ndcg@1 by length of history" in told.out and "ndcg@1 by training count of the target" in told.out
     assert "ndcg@1: B is better" in run("compare", runs / "popular", runs / "good", "-k", "1").out
     assert "no difference" in run("compare", runs / "good", runs / "good").out
+    sampled = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--candidates", "3", "--json").out)
+    alone = json.loads(run("evaluate", runs / "good", "-k", "1", "--candidates", "3", "--json").out)
+    assert sampled["metrics"]["ndcg@1"]["first"] == pytest.approx(alone["metrics"]["ndcg@1"]["value"])
+    assert sampled["ranked"] == alone["ranked"] and "not comparable" in sampled["warning"]
     assert "rare targets" in told.out and "short histories" not in told.out  # all are of one length
     report = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--split", "valid", "--json").out)
     assert set(report["metrics"]) == {"recall@1", "ndcg@1", "mrr@1"}

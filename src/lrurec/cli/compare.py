@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lrurec.data.split import Targets
+    from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import Ranks
     from lrurec.evaluation.significance import Values
     from lrurec.training.run import Run
@@ -30,6 +31,7 @@ and popular targets (by how often a target occurs in training), as halves of the
 examples:
   lrurec compare runs/lrurec runs/sasrec
   lrurec compare runs/a runs/b --split valid -k 10 --json
+  lrurec compare runs/a runs/b --candidates 10000        among sampled items, as the paper evaluates XLong
 """
 
 
@@ -45,6 +47,9 @@ def add(commands: Commands) -> None:
     p.add_argument("--split", choices=("test", "valid"), default="test")
     p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
+    p.add_argument(
+        "--candidates", type=positive, metavar="N", help="rank among N sampled items instead of all, as evaluate does"
+    )
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of the random draws (default 0)")
     p.add_argument("--json", action="store_true", help="print everything as JSON")
     p.set_defaults(run=run, parser=p)
@@ -52,6 +57,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
+    from lrurec.cli.evaluate import ranked
+    from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import METRICS
     from lrurec.evaluation.significance import compare
     from lrurec.training.config import WHOLE
@@ -67,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     dataset = first.dataset(options.dataset)
     splits = [opened.split(dataset) for opened in (first, second)]  # refused if one has seen the answers
     asked = [split.test if options.split == "test" else split.valid for split in splits]
-    a, b = (_ranks(opened, targets) for opened, targets in zip((first, second), asked, strict=True))
+    drawn = Candidates(options.candidates, options.seed) if options.candidates else None
+    a, b = (_ranks(opened, targets, drawn) for opened, targets in zip((first, second), asked, strict=True))
     split, targets = splits[0], asked[0]
     ks = options.ks or [10, 20]
     differences = {
@@ -83,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
     report = {
         **runs,
         "split": options.split,
+        **ranked(drawn, dataset.n_items),
         "users": len(targets),
         "seed": options.seed,
         "metrics": differences,
@@ -102,14 +111,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ranks(opened: "Run", targets: "Targets") -> "Ranks":
+def _ranks(opened: "Run", targets: "Targets", drawn: "Candidates | None") -> "Ranks":
     from lrurec.data.progress import counted
     from lrurec.evaluation.ranking import rank
 
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, f"ranking {opened.folder}", len(targets))
-        return rank(opened.model(), targets, t.seen, device=t.device, progress=shown).ranks
+        return rank(opened.model(), targets, t.seen, candidates=drawn, device=t.device, progress=shown).ranks
 
 
 def _halves(
@@ -164,7 +173,9 @@ def _told(report: dict[str, Any]) -> str:
                 f"{d['worse']:,}",
             ]
         )
-    head = f"A: {report['first']}\nB: {report['second']}\n{report['users']:,} users, {report['split']} split"
+    head = f"A: {report['first']}\nB: {report['second']}\n{report['users']:,} users, {report['split']} split, {report['ranked']}"
+    if "warning" in report:
+        head += f"\nwarning: {report['warning']}"
     by = [
         f"{report['sliced']} by {title}\n{_sliced(report[key])}"
         for key, title in (

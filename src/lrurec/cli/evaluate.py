@@ -93,14 +93,21 @@ def examine(
         shown = counted(progress, "ranking", len(targets))
         ranking = rank(model, targets, t.seen, top=max(ks), candidates=candidates, device=t.device, progress=shown)
     report = full_report(ranking, targets, split.train.counts(dataset.n_items), ks) | {"split": part}
+    return split, report | ranked(candidates, dataset.n_items)
+
+
+def ranked(candidates: "Candidates | None", items: int) -> dict[str, Any]:
+    """What a report says of how it ranked; a warning where it did among samples."""
     if candidates is None:
-        report["ranked"] = "all items ranked"
-    elif candidates.covers(dataset.n_items):
-        report["ranked"] = f"all items ranked (there are no more than {candidates.count:,} others)"
-    else:
-        report |= {"candidates": candidates.count, "seed": candidates.seed, "warning": NOT_COMPARABLE}
-        report["ranked"] = f"ranked among {candidates.count:,} sampled items (seed {candidates.seed})"
-    return split, report
+        return {"ranked": "all items ranked"}
+    if candidates.covers(items):
+        return {"ranked": f"all items ranked (there are no more than {candidates.count:,} others)"}
+    return {
+        "candidates": candidates.count,
+        "seed": candidates.seed,
+        "warning": NOT_COMPARABLE,
+        "ranked": f"ranked among {candidates.count:,} sampled items (seed {candidates.seed})",
+    }
 
 
 def baselines(
