@@ -17,6 +17,7 @@ import lrurec
 from conftest import Run
 from lrurec.cli import parts
 from lrurec.folder import held
+from lrurec.kernels import compiled_before
 from lrurec.models.base import TrainedModel
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.run import Run as RunFolder
@@ -66,6 +67,23 @@ def test_a_model_that_reads_no_histories_says_so(cycle: Path, run: Run, model: s
     told = run("recommend", out, "--history", "3,4", "-k", "2")
     assert told.code == 0 and ("does not look at histories" in told.err) == noted
     assert "does not look" not in run("recommend", out, "--user", "1").err
+
+
+def test_a_line_for_every_validation(cycle: Path, run: Run) -> None:
+    """Also for one that is no better than the one before; metrics among samples say so; nothing is said of compiling twice."""
+    out = cycle.parent / "run"
+    more = ("--set", "training.candidates=4", "--set", "training.validate_every=10", "--set", "memory.use=true")
+    done = run("train", cycle, "--out", out, *SETTINGS, *more)
+    assert done.code == 0 and done.out.count("(among 4 sampled items)") == 3
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [10, 20, 30, 40]
+    for row in rows:
+        said = f"step {row['step']}/40  loss {row['loss']:.3f}  Recall@10 {row['recall@10']:.4f}"
+        assert any(line.startswith(said) and "sampled" in line for line in done.err.splitlines()), (said, done.err)
+    result = json.loads((out / "result.json").read_text())
+    assert result["candidates"] == 4 and compiled_before()
+    again = run("train", cycle, "--out", out, "--resume")  # it was whole: nothing is measured anew but the same metrics
+    assert again.code == 0 and json.loads((out / "result.json").read_text())["seconds"] == result["seconds"]
 
 
 def test_evaluate_among_candidates(cycle: Path, run: Run) -> None:
@@ -237,6 +255,11 @@ def test_a_config_that_is_no_text(cycle: Path, run: Run, tmp_path: Path) -> None
     (tmp_path / "c.toml").write_bytes(b"[training]\nsteps = 5 # \xff\n")
     said = one_line(run, "train", cycle, "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert "is not text in UTF-8" in said
+
+
+def test_a_folder_of_another_kind(cycle: Path, run: Run) -> None:
+    said = one_line(run, "evaluate", cycle)
+    assert "is not a lrurec run folder; it is a dataset; a run is made by lrurec train" in said
 
 
 def test_a_dataset_folder_is_no_run_to_go_on_with(cycle: Path, run: Run) -> None:

@@ -58,7 +58,11 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FolderError(f"{path} cannot be read ({error}); make the {kind} again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != f"lrurec-{kind}":
-        raise FolderError(f"{folder} is not a lrurec {kind} folder")
+        found = str(manifest.get("format", "")).removeprefix("lrurec-") if isinstance(manifest, dict) else ""
+        what = f"it is {_a(found)}; " if found in _MADE_BY else ""
+        raise FolderError(
+            f"{folder} is not a lrurec {kind} folder; {what}{_a(kind)} is made by lrurec {_MADE_BY.get(kind, kind)}"
+        )
     if manifest.get("version") != version:
         raise FolderError(
             f"{folder} has {kind} format version {manifest.get('version')}, this lrurec reads version {version};"

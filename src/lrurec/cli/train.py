@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lrurec.training.run import Run
     from lrurec.training.trainer import Progress, Trainer
 
+RESULT = "result.json"
 EXAMPLES = """\
 recipes:
   paper   the paper's protocol: constant rate 1e-3, early stopping on validation Recall@10
@@ -102,7 +103,9 @@ def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
 
     dataset = Dataset.open(options.dataset)
     settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
-    config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.per_user)
+    config = config_for(
+        options.recipe or "fast", options.config, settings, options.model, dataset.per_user, dataset.n_items
+    )
     return Run.start(folder, dataset, _split(dataset, config), config)
 
 
@@ -124,6 +127,8 @@ def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]"
     trainer = Trainer(dataset, _split(dataset, made.config), made.config, folder)
     if (folder / LAST).exists():
         trainer.resume()
+    if (folder / RESULT).exists():  # it was whole already: what came behind its last checkpoint took time, too
+        trainer.seconds = max(trainer.seconds, json.loads((folder / RESULT).read_text(encoding="utf-8"))["seconds"])
     return made, trainer
 
 
@@ -136,8 +141,9 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         _warn("nobody has three events or more: there is nothing to validate or test on, and metrics will be nan")
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
     try:
-        with _stop_gently(trainer), _view(trainer.step < trainer.steps) as watch:
-            trainer.said = _warn
+        among = made.config.training.candidates
+        with _stop_gently(trainer), _view(trainer.step < trainer.steps, among) as (watch, validated):
+            trainer.said, trainer.validated = _warn, validated
             trainer.train(watch)
         result = None if trainer.interrupted else trainer.result(made.model("best"))
     except BaseException:
@@ -147,10 +153,10 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         trainer.loggers.close("KILLED")
         print(f"lrurec: stopped and saved at step {trainer.step}; go on with:\n  {again}", file=sys.stderr)
         return 130
-    if "test" in result and not (folder / "result.json").exists():
+    if "test" in result and not (folder / RESULT).exists():
         trainer.loggers.log(trainer.step, {f"test/{name}": value for name, value in result["test"].items()})
     trainer.loggers.close("FINISHED")
-    write_json(folder / "result.json", result)
+    write_json(folder / RESULT, result)
     if options.json:
         print(json.dumps(result, indent=1))
     elif made.config.training.refit:
@@ -164,15 +170,18 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
             print(f"counted   {trainer.split.train.n_events:,} events in {trainer.seconds:.0f} s")
         else:
             print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")
-        print(f"valid     Recall@10 {valid['recall@10']:.4f}  NDCG@10 {valid['ndcg@10']:.4f}")
-        print(f"test      Recall@10 {test['recall@10']:.4f}  NDCG@10 {test['ndcg@10']:.4f}")
+        print(f"valid     {_metrics(valid, among)}")
+        print(f"test      {_metrics(test, among)}")
         if alone := result.get("without_memory"):
-            test = alone["test"]
-            print(
-                f"  alone   Recall@10 {test['recall@10']:.4f}  NDCG@10 {test['ndcg@10']:.4f}  (test, without the memory)"
-            )
+            print(f"  alone   {_metrics(alone['test'], among)}  (test, without the memory)")
         print(f"next      lrurec evaluate {options.out}")
     return 0
+
+
+def _metrics(found: dict[str, float], among: int) -> str:
+    """Sampled ones say so: they are far higher than those against all items."""
+    sampled = f"  (among {among:,} sampled items)" if among else ""
+    return f"Recall@10 {found['recall@10']:.4f}  NDCG@10 {found['ndcg@10']:.4f}{sampled}"
 
 
 def _warn(message: str) -> None:
@@ -195,8 +204,15 @@ def _stop_gently(trainer: "Trainer") -> Iterator[None]:
 
 
 @contextmanager
-def _view(steps: bool) -> Iterator[Callable[["Progress"], None]]:
-    """A live line on a terminal; elsewhere one line per validation. `steps`: whether there is one left to wait for."""
+def _view(
+    steps: bool, among: int
+) -> Iterator[tuple[Callable[["Progress"], None], Callable[[int, dict[str, float]], None]]]:
+    """Who hears of steps and of validations: a live line on a terminal, elsewhere one line per validation.
+
+    `steps`: whether there is one left to wait for. `among`: how many sampled items a validation ranks among; 0 is all.
+    """
+    from lrurec.kernels import compiled_before
+
     console = Console(stderr=True)
     columns = (
         TextColumn("step"),
@@ -208,23 +224,25 @@ def _view(steps: bool) -> Iterator[Callable[["Progress"], None]]:
     live = console.is_terminal
     slow = threading.Timer(3.0, lambda: _warn("the first training on a machine compiles for about half a minute"))
     slow.daemon = True
-    if steps:
+    if steps and not compiled_before():
         slow.start()
     with Bars(*columns, console=console, disable=not live, refresh_per_second=4) as bars:
         task = bars.add_task("train", total=None, loss=float("nan"), rate=0.0, best="")
-        told = -1.0
+        latest: Progress | None = None
 
         def watch(p: "Progress") -> None:
-            nonlocal told
+            nonlocal latest
             slow.cancel()
-            best = p.best  # of a validation that came after the step before this one
-            text = f"Recall@10 {best['recall@10']:.4f}  NDCG@10 {best['ndcg@10']:.4f}" if best else ""
-            bars.update(task, completed=p.step, total=p.steps, loss=p.loss, rate=p.items_per_second, best=text)
-            if not live and best and best["recall@10"] != told:
-                told = best["recall@10"]
-                console.print(f"step {p.step - 1:,}/{p.steps:,}  loss {p.loss:.3f}  {text}", highlight=False)
+            latest = p
+            best = _metrics(p.best, among) if p.best else ""  # of a validation that came after the step before this one
+            bars.update(task, completed=p.step, total=p.steps, loss=p.loss, rate=p.items_per_second, best=best)
+
+        def validated(step: int, found: dict[str, float]) -> None:
+            if not live and latest is not None:
+                line = f"step {step:,}/{latest.steps:,}  loss {latest.loss:.3f}  {_metrics(found, among)}"
+                console.print(line, highlight=False, soft_wrap=True)
 
         try:
-            yield watch
+            yield watch, validated
         finally:
             slow.cancel()

@@ -18,3 +18,13 @@ exponential of our own (a call of the library's would run one element at a time)
     select       the best of many scores
     wkv, shift   the average and the token shift of RWKV, forward and backward
 """
+
+import os
+from pathlib import Path
+
+
+def compiled_before() -> bool:
+    """Whether loops were compiled on this machine before, and kept: then nobody has to wait for them."""
+    where = os.environ.get("NUMBA_CACHE_DIR")
+    folder, files = (Path(where), "**/*.nbi") if where else (Path(__file__).parent, "__pycache__/*.nbi")
+    return any(folder.glob(files))

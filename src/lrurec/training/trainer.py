@@ -209,6 +209,8 @@ class Trainer:
             "test": self._metrics(best, self.split.test, vectors),
             **best.facts(),
         }
+        if t.candidates:
+            found["candidates"] = t.candidates
         if isinstance(best, TrainedModel) and memory is not None:
             best.memory = None
             found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test, vectors)}
