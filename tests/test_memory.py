@@ -415,6 +415,12 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         Memory.of(Memory(counted([[0, 1]]), weights()).arrays(), 9)
 
 
+def test_the_recipe_best_samples_where_there_are_many_items() -> None:
+    few, many = (config_for("best", None, [], None, 100, items).training for items in (3000, 300_000))
+    assert (few.loss, many.loss, many.shared_negatives) == ("full", "sampled", True)
+    assert config_for("best", None, ["training.loss=full"], None, 100, 300_000).training.loss == "full"
+
+
 def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
     sparse, dense, long = (config_for("best", None, [], None, n) for n in (7.6, 165.0, 959.0))
     assert sparse.memory.use and dense.memory.use and long.memory.use

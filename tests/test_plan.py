@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pl.DataFrame(rows, schema=["user_id", "item_id"], orient="row").write_csv(log)
     out = log.parent / "data"
     subprocess.run([sys.executable, "-m", "lrurec.cli.main", "prepare", str(log), "--out", str(out)], check=True)
-    for name, more in (("full", []), ("sampled", ["training.loss=sampled"])):
+    for name, more in (("full", []), ("sampled", ["training.loss=sampled"]), ("memory", ["memory.use=true"])):
         trained(out, out.with_name(name), [*SMALL, *more])  # whoever compiles the loops first holds more memory
     return out
 
@@ -183,3 +183,13 @@ def test_lines() -> None:
     assert line((1, 2), (10.0, 11.0), 5) == 14.0
     assert line((1, 2), (11.0, 10.0), 5) == 10.0
     assert line((2, 2), (11.0, 10.0), 5) == 10.0
+
+
+def test_finishing_and_remembering_take_time(folder: Path, run: Run) -> None:
+    more = ["training.steps=12", "training.finish=5", "memory.use=true"]
+    settings = [x for a in [*SMALL, *more] for x in ("--set", a)]
+    told = json.loads(run("plan", folder, "--json", *settings).out)
+    assert told["steps"] == 17 and told["remembering"] > 0
+    assert told["whole"] > 17 * told["measured"]["step"] + told["remembering"]
+    text = run("plan", folder, *settings).out
+    assert "17 steps" in text and "the transition memory" in text and "with a transition memory" in text

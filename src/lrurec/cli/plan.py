@@ -11,6 +11,7 @@ from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
     from lrurec.planning.plan import Plan
+    from lrurec.training.config import RunConfig
 
 EXAMPLES = """\
 The settings are those of lrurec train. Nothing is estimated from tables of other machines: a few real steps, ranks and requests
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         log = Log.made_up(**sizes)
     per_user = log.events / max(log.users, 1)
-    config = config_for(options.recipe or "fast", options.config, options.settings, options.model, per_user)
+    config = config_for(options.recipe or "fast", options.config, options.settings, options.model, per_user, log.items)
     with progress_bar() as progress:
         made = plan(log, config, lambda done, total: progress("trials", done, total))
     print(json.dumps(made.values(), indent=1) if options.json else _told(made))
@@ -92,7 +93,10 @@ def _told(made: "Plan") -> str:
     tell("a validation", f"{seconds_text(made.validation)}, every user's item among {among}")
     if not made.counts:
         most = "" if t.steps else " at most (it stops when validation does)"
-        tell("the run", f"{seconds_text(made.whole)}, {made.steps:,} steps, {made.validations:,} validations{most}")
+        if made.config.memory.use:
+            tell("the transition memory", f"{seconds_text(made.remembering)}, {bytes_text(made.remembered)} at most")
+        times = f"{made.validations:,} validation{'s' * (made.validations != 1)}"
+        tell("the run", f"{seconds_text(made.whole)}, {made.steps:,} steps, {times}{most}")
     if measured.observe is not None and measured.exact is not None:
         tell("serving: an event", seconds_text(measured.observe))
         tell("serving: top 20, exact", seconds_text(measured.exact))
@@ -102,7 +106,7 @@ def _told(made: "Plan") -> str:
             tell("serving: top 20, approximate", seconds_text(measured.approximate))
     sizes = " and ".join(f"{probe['items']:,}" for probe in made.values()["probes"])
     lines = [
-        f"{log.users:,} users, {log.items:,} items, {log.events:,} events; {made.config.name},"
+        f"{log.users:,} users, {log.items:,} items, {log.events:,} events; {_model_text(made.config)},"
         f"{'' if made.counts else f' loss {t.loss}, {t.precision},'} {made.threads} threads",
         "",
         table(rows),
@@ -111,6 +115,17 @@ def _told(made: "Plan") -> str:
         f"measured  on this machine just now, with {sizes} items; other work on it makes all of this slower",
     ]
     return "\n".join(lines)
+
+
+def _model_text(config: "RunConfig") -> str:
+    """The model, with what a recipe may have chosen."""
+    mixer, t = getattr(config.model, "mixer", "lru"), config.training
+    return (
+        config.name
+        + (f" with mixer {mixer}" if mixer != "lru" else "")
+        + f", windows of {t.max_length:,}, {t.batch:,} in a step"
+        + (", with a transition memory" if config.memory.use else "")
+    )
 
 
 def seconds_text(seconds: float) -> str:

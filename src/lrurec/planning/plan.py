@@ -28,7 +28,7 @@ from lrurec.planning.log import Log
 from lrurec.planning.probe import TIMED, WARM, Measured, line
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import settled
-from lrurec.training.remembering import examples_bytes
+from lrurec.training.remembering import held_back, learning_bytes
 
 FULL, SAMPLED = 100_000, 1_000_000  # items or users in a probe, at most, by the loss
 _COMMAND = ["-m", "lrurec.planning.probe"]
@@ -64,7 +64,7 @@ class Plan:
     @property
     def steps(self) -> int:
         t = self.config.training
-        return 1 if self.counts else t.steps or t.epochs * self.steps_per_epoch
+        return 1 if self.counts else (t.steps or t.epochs * self.steps_per_epoch) + t.finish
 
     @property
     def epoch(self) -> float:
@@ -80,22 +80,36 @@ class Plan:
 
     @property
     def whole(self) -> float:
-        """The run: its steps, its validations, and the test at the end."""
-        return self.steps * self.all.step + (self.validations + 1) * self.validation
+        """The run: its steps, its validations, the test at the end, and the learning of a memory, which is tested apart."""
+        tests = 3 if self.config.memory.use else 1
+        return self.steps * self.all.step + (self.validations + tests) * self.validation + self.remembering
+
+    @property
+    def remembering(self) -> float:
+        """Seconds that counting, twice, and learning how much to believe it take."""
+        events, config = int(self.log.trained.sum()), self.config.memory
+        if not config.use:
+            return 0.0
+        return 2 * events * self.all.counted + held_back(events, config) * self.all.example + self.all.learned
 
     @property
     def remembered(self) -> float:
         """Bytes of the transition memory, if the run has one: at most, for it may not fill all of its rows."""
         m, log = self.config.memory, self.log
-        pairs = min(log.items * m.of_each(log.items), 2 * m.window * log.events)
-        return float(PAIR_BYTES * pairs + ITEM_BYTES * log.items) if m.use else 0.0
+        if not m.use:
+            return 0.0
+        counts = np.full(log.items, -(-log.events // log.items))
+        if log.dataset is not None:
+            counts = np.bincount(log.dataset.items, minlength=log.items)
+        pairs = np.minimum(2 * m.window * counts, m.of_each(log.items)).sum()
+        return float(PAIR_BYTES * pairs + ITEM_BYTES * log.items)
 
     @property
     def memory(self) -> float:
         """Of the process that trains, beside what it reads of the dataset, which the system can take back."""
         learning = 0.0
-        if self.config.memory.use:  # all pairs, and those of a part while they are written; the examples, twice
-            learning = 2 * self.remembered + 2 * examples_bytes(self.log.events, self.config.memory)
+        if self.config.memory.use:  # all pairs, and those of a part while they are written; the learning
+            learning = 2 * self.remembered + learning_bytes(self.log.events, self.config.memory)
         return self.all.peak + _WINDOW * self.log.windows(self.config.training.max_length) + learning
 
     @property
@@ -121,7 +135,7 @@ class Plan:
         log = {"users": self.log.users, "items": self.log.items, "events": self.log.events}
         names = (
             "steps_per_epoch", "steps", "epoch", "validations", "validation", "whole", "dataset_bytes", "run_bytes",
-            "artifact_bytes", "memory",
+            "artifact_bytes", "memory", "remembering",
         )  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         measured = {**self.all.__dict__, "items_per_second": self.all.positions / self.all.step}
@@ -213,7 +227,16 @@ def _extended(scales: tuple[float, ...], found: list[Measured]) -> Measured:
     for field in fields(Measured):
         a, b = (getattr(m, field.name) for m in found)
         values[field.name] = None if a is None or b is None else line(scales, (a, b), 1.0)
-    for name in ("positions", "observe", "exact", "scanned", "approximate", "index"):  # these are of the whole already
+    for name in (
+        "positions",
+        "counted",
+        "learned",
+        "observe",
+        "exact",
+        "scanned",
+        "approximate",
+        "index",
+    ):  # these are of the whole already
         values[name] = getattr(last, name)
     return Measured(**values)  # type: ignore[arg-type]
 

@@ -23,18 +23,22 @@ from lrurec.errors import LrurecError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.ranking import rank
 from lrurec.export import shape_of, weights_of
+from lrurec.models.base import TrainedModel
 from lrurec.models.lrurec import LRURec
 from lrurec.serving.artifact import engine_of
 from lrurec.serving.engine import Floats
 from lrurec.serving.indexing import LARGE, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
 from lrurec.serving.scanned import Scanned
+from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
 from lrurec.training.config import RunConfig, from_values
-from lrurec.training.learner import Learner
+from lrurec.training.learner import Learner, build
 from lrurec.training.memory import keep_memory
+from lrurec.training.remembering import timed as memory_timed
 
 WARM, TIMED = 2, 5  # steps before the clock and under it
 _RANKED, _ASKED, _K = 512, 40, 20  # users that are ranked; requests, and how many items they want
+_EXAMPLES = 256  # of events held back
 _SERVED = 200_000  # items that are asked for recommendations, at most: building an index takes longer than asking
 
 
@@ -53,6 +57,9 @@ class Measured:
     scanned: float | None  # the same by way of codes; None: too few items
     approximate: float | None  # None: too few items, or no faiss
     index: float  # bytes of the index
+    counted: float = 0.0  # seconds per event that a memory counts
+    example: float = 0.0  # and per example that it learns from
+    learned: float = 0.0  # and for the learning itself
 
 
 def measure(config: RunConfig, items: int, users: int, train: Sequences, served: int) -> Measured:
@@ -74,6 +81,15 @@ def measure(config: RunConfig, items: int, users: int, train: Sequences, served:
         started = time.perf_counter()
         rank(learner.model, targets, t.seen, candidates=drawn, device=t.device)
         ranked = (time.perf_counter() - started) / max(len(targets), 1)
+    with tempfile.TemporaryDirectory() as folder:  # as at the end of a run: a checkpoint is written, the best one read
+        save_checkpoint(Path(folder) / "last", learner.model, learner.tensors(), {})
+        again = build(items, users, learner.config)
+        restore_model(again, load_checkpoint(Path(folder) / "last")[0])
+        rank(again, targets.part(0, 1), t.seen, candidates=drawn, device=t.device)
+        del again
+    remembering = (0.0, 0.0, 0.0)
+    if config.memory.use and isinstance(learner.model, TrainedModel):
+        remembering = memory_timed(learner.model, train, config.memory, t.seen, _EXAMPLES)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
     more = sum(x.numel() * x.element_size() for x in learner.tensors().values())
@@ -86,7 +102,7 @@ def measure(config: RunConfig, items: int, users: int, train: Sequences, served:
         float(weights),
         float(weights + more),
     )
-    return Measured(*found, *_served(learner.model, served))
+    return Measured(*found, *_served(learner.model, served), *remembering)
 
 
 def _served(model: Any, items: int) -> tuple[float | None, float | None, float | None, float | None, float]:

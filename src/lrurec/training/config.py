@@ -123,6 +123,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},  # by the kind of the log: BEST
     "best-small": {},  # the same: it has width 64 everywhere
 }
+MANY_ITEMS = 50_000  # from which on `best` samples negatives, whatever the length of histories
 # Of `best`, by how many events a user has on average: from so many on, these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
@@ -148,13 +149,15 @@ BEST: dict[float, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _recipe(name: str, per_user: float, model: str) -> dict[str, dict[str, Any]]:
+def _recipe(name: str, per_user: float, items: int, model: str) -> dict[str, dict[str, Any]]:
     """The settings of a recipe; those that a model does not have are left out."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     by_kind = name in ("best", "best-small")
     chosen = BEST[max(least for least in BEST if least <= per_user)] if by_kind else RECIPES[name]
     values = {part: dict(settings) for part, settings in chosen.items()}
+    if by_kind and items >= MANY_ITEMS:
+        values["training"] |= _SAMPLED
     if by_kind:
         own = {f.name for f in dataclasses.fields(model_class(model).Config)}
         values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
@@ -164,13 +167,18 @@ def _recipe(name: str, per_user: float, model: str) -> dict[str, dict[str, Any]]
 
 
 def config_for(
-    recipe: str, file: str | None, assignments: list[str], model: str | None = None, per_user: float = 0.0
+    recipe: str,
+    file: str | None,
+    assignments: list[str],
+    model: str | None = None,
+    per_user: float = 0.0,
+    items: int = 0,
 ) -> RunConfig:
     """Defaults, recipe, file, command line: in that order. `model` stands for the assignment model.name=...
 
-    `per_user` is how many events a user of the log has on average, which the recipe `best` goes by.
+    The recipe `best` goes by how many events a user of the log has on average, `per_user`, and how many `items` there are.
     """
-    values = _recipe(recipe, per_user, model or DEFAULT)
+    values = _recipe(recipe, per_user, items, model or DEFAULT)
     if file is not None:
         _merge(values, _read(file))
     for assignment in [*([f"model.name={model}"] if model else []), *assignments]:

@@ -104,9 +104,10 @@ class Learner:
         self.negatives: Negatives | None = None
         log_q: Tensor | None = None
         if t.loss == "sampled":
-            if not t.shared_negatives and t.negatives > max(items, 1000):
+            if t.negatives > max(items, 4096 if t.shared_negatives else 1000):
+                whose = "for a step" if t.shared_negatives else "for each position"
                 raise SettingsError(
-                    f"training.negatives={t.negatives} for each position are more than the {items:,} items there are;"
+                    f"training.negatives={t.negatives} {whose} are more than the {items:,} items there are;"
                     " lower it, or leave out training.loss=sampled"
                 )
             popular = t.negatives_from == "popularity"

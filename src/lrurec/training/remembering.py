@@ -4,6 +4,7 @@ The ends are held back: neither the model nor the counts that g is learned with 
 they will say of new events. No item of validation or test takes part. Afterwards all of the training data is counted.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ _TAIL = 10  # one in so many of a history's events
 _BEST, _RECALLED, _RANDOM = 128, 200, 64  # rivals of an answer: the model's best, the memory's best, any the memory has
 _HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2
 _EPOCHS, _FEWEST = 400, 100  # of a few hundred examples each is looked at so often; steps that it takes at least
+_TRIED = 20  # steps of a trial that is timed
 _FIXED = 1e-2  # inputs of g (logarithms, scores, cosines) that vary by less do not count
 _EVENTS = 256  # targets looked at together: their histories are encoded at once
 
@@ -48,9 +50,38 @@ def hold_back(train: Sequences, share: float, seed: int) -> tuple[Sequences, Tar
     return replace(train, stops=stops), held
 
 
-def examples_bytes(events: int, config: MemoryConfig) -> int:
-    """What the examples take that g is learned from, at most, of so many training events."""
-    return min(_MOST, int(config.held_back * events)) * (_BEST + _RECALLED + _RANDOM) * 4 * (INPUTS + 2)
+def held_back(events: int, config: MemoryConfig) -> int:
+    """How many of so many training events are held back, at most."""
+    return min(_MOST, int(config.held_back * events))
+
+
+def timed(
+    model: TrainedModel, train: Sequences, config: MemoryConfig, max_length: int, most: int
+) -> tuple[float, float, float]:
+    """Seconds that it takes to count an event, to make an example, and to learn from examples, as a small trial has it."""
+    clock = [time.perf_counter()]
+
+    def lap() -> float:
+        clock.append(time.perf_counter())
+        return clock[-1] - clock[-2]
+
+    kept, held = hold_back(train, config.held_back, 0)
+    Transitions.count(kept.items, kept.starts[:1], kept.stops[:1], model.sizes.items, config)  # compiles
+    lap()
+    counted = Transitions.count(kept.items, kept.starts, kept.stops, model.sizes.items, config, at_once)
+    counting = lap() / max(1, kept.n_events)
+    _examples(model, counted, held.part(0, 1), max_length, 0, "cpu")
+    lap()
+    examples = _examples(model, counted, held.part(0, most), max_length, 0, "cpu")
+    making = lap() / max(1, min(most, len(held)))
+    _learned(examples, 0, _TRIED)
+    return counting, making, lap() * _STEPS / _TRIED * _BATCH / max(1, min(_BATCH, len(examples.answers)))
+
+
+def learning_bytes(events: int, config: MemoryConfig) -> int:
+    """What learning g takes, at most, of so many training events: the examples, and what a step makes of some of them."""
+    rivals = _BEST + _RECALLED + _RANDOM
+    return 4 * rivals * (held_back(events, config) * (INPUTS + 2) + 6 * _BATCH * _HIDDEN)
 
 
 def remember(
@@ -139,7 +170,7 @@ def _rivals(
     return np.unique(np.concatenate([best, brought[order[:_RECALLED]], brought[some]]).astype(np.int64))
 
 
-def _learned(examples: _Examples, seed: int) -> Weights:
+def _learned(examples: _Examples, seed: int, most: int = _STEPS) -> Weights:
     """g, by the cross entropy of answers among their rivals; zero where there is nothing to learn from. Uses up the examples."""
     count = len(examples.answers)
     if not bool(examples.recalled.any()):
@@ -159,7 +190,7 @@ def _learned(examples: _Examples, seed: int) -> Weights:
     heat = nn.Parameter(torch.zeros(()))  # the model may be too sure, or not sure enough: no matter for the order
     parameters = [w1, b1, w2, b2, heat]
     optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
-    steps = min(_STEPS, max(_FEWEST, _EPOCHS * count // _BATCH))
+    steps = min(most, max(_FEWEST, _EPOCHS * count // _BATCH))
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
     for _ in range(steps):
         chosen = torch.randint(0, count, (min(count, _BATCH),), generator=generator)
