@@ -71,7 +71,9 @@ def test_it_answers_as_the_library_does(client: Client, sample: Path, tmp_path: 
         assert set(items_of(allowed)) == {3, 4} and mine[0].item not in items_of(denied)
         body = {"history": [5, "9", 2, 5], "k": 7}
         assert items_of(client.post("/v1/recommendations", body)) == [r.item for r in mine]
-        similar = client.get("/v1/items/5/similar?k=3").json["similar"]
+        similar = client.get("/v1/items/5/similar?k=3").json
+        assert similar["item"] == 5
+        similar = similar["similar"]
         assert [s["item"] for s in similar] == [r.item for r in live.similar_items(5, 3)]
 
 

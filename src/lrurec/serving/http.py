@@ -316,7 +316,8 @@ class Api:
         return {"items": [{"item": served.artifact.item_ids[i], "name": served.artifact.name(i)} for i in found]}
 
     async def similar(self, asked: Asked, body: bytes) -> dict[str, Any]:
-        item, served = asked.id, self.live.served
+        served = self.live.served
+        item = served.line(served.index(asked.id), 0.0).item
         k = number(asked.parameter("k"), 10, MOST_RESULTS, "k")
         return {"item": item, "similar": _lines(await self._aside(served.similar, item, k))}
 

@@ -112,6 +112,13 @@ class Served:
         self._labels: dict[int, tuple[Id, str | None]] = {}
         self._popular = [self.line(int(item), 0.0) for item in artifact.popular]
 
+    def warm(self) -> None:
+        """Answer a question of nobody, so that no user waits for what is compiled or read at first."""
+        items = self.artifact.popular[: _FEW + 1].astype(np.int64)
+        for history in (items[:1], items):
+            state = self.states.replay(history)
+            self.best(self.states.hidden(state)[None], 1, [history], [history])
+
     def index(self, item: Id) -> int:
         found = self.states.index(str(item))
         if found < 0:
@@ -224,7 +231,9 @@ class Live:
 
     def use(self, artifact: Artifact | str | Path) -> None:
         """Go over to another artifact; what has begun ends with the old one."""
-        self.served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact), self.learn)
+        served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact), self.learn)
+        served.warm()
+        self.served = served
 
     def observe(
         self, user: Id, item: Id, *, time: float | str | datetime | None = None, id: str | None = None
