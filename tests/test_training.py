@@ -309,7 +309,7 @@ except FolderError as error:
 """
     command = [sys.executable, "-c", script, str(tmp_path / LAST)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "cannot be written (File too large); the checkpoint before it is kept" in said
+    assert "cannot be written (File too large); the one before it is kept" in said
     assert [p.name for p in tmp_path.iterdir()] == [LAST] and load_checkpoint(tmp_path / LAST)[1] == {"step": 1}
 
 

@@ -71,7 +71,9 @@ def export(
         try:
             save_file(weights_of(model), work / WEIGHTS)
         except SafetensorError as error:
-            raise FolderError(f"{out} cannot be written ({error}); free some room") from None
+            raise FolderError(
+                f"no room left on the disk of {out} ({error}); free some, or choose another --out"
+            ) from None
         (work / WEIGHTS).chmod((work / "table.npy").stat().st_mode)  # safetensors' own lets nobody else read it
         save_array(work / "bias.npy", bias)
         save_array(work / "popular.npy", most_seen(dataset))

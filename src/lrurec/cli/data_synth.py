@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     )
     p.add_argument("--preset", default="sample", metavar="NAME", help="the shape to start from (default: sample)")
     p.add_argument("--users", type=positive, metavar="N")
-    p.add_argument("--items", type=positive, metavar="N")
+    p.add_argument("--items", type=positive, metavar="N", help="at most: with few events, some never occur")
     p.add_argument("--events", type=positive, metavar="N", help="exactly this many")
     p.add_argument("--spread", type=float, metavar="X", help="how unequal history lengths are (0: all the same)")
     p.add_argument("--seed", type=int, metavar="N", help="same seed, same log")

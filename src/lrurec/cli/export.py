@@ -43,16 +43,19 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     need("train")
     from lrurec.export import export
+    from lrurec.folder import MANIFEST
     from lrurec.serving.artifact import Artifact
     from lrurec.training.run import Run
 
     opened, out = Run.open(Path(options.path)), Path(options.out)
+    replaced = (out / MANIFEST).exists()
     export(opened, opened.dataset(options.dataset), out, options.checkpoint, options.index, options.half, print)
     made = Artifact.open(out)
     size = sum(facts["bytes"] for facts in made.manifest["files"].values())
     state = 4 * made.engine.shape.state_floats
     print(
         f"made      {out}: {made.n_items:,} items, {size / 1e6:.1f} MB, id {made.id}; the state of a user has {state:,} bytes"
+        + ("; it took the place of the one before" if replaced else "")
     )
     if options.half:
         print("table     in 16 bits per number")

@@ -4,7 +4,7 @@ import gzip
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -50,7 +50,8 @@ def write_frames(
     except OSError as error:
         raise FolderError(f"{path} cannot be written ({error.strerror or error}); choose another --out") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written there is nothing to remove
+            aside.unlink(missing_ok=True)
 
 
 def _parquet(frames: Iterator[pl.DataFrame], schema: Mapping[str, pl.DataType], path: Path) -> None:

@@ -21,6 +21,7 @@ from lrurec.errors import FolderError
 from lrurec.models.base import Model
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
+_OTHER = "train again, or use the other one (--checkpoint last, --checkpoint best)"
 _SUM = "crc32"  # in the header, eight hexadecimal digits
 
 
@@ -41,7 +42,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) 
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        raise FolderError(f"{path} cannot be written ({error.strerror}); the checkpoint before it is kept") from error
+        kept = "; the one before it is kept" if path.exists() else ""
+        raise FolderError(
+            f"{path} cannot be written ({error.strerror}){kept}; when it can be, go on with lrurec train ... --resume"
+        ) from error
 
 
 def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -83,11 +87,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata()
             state = json.loads(metadata["state"])
     except FileNotFoundError:
-        raise FolderError(f"{path} does not exist; the run has no such checkpoint yet") from None
+        raise FolderError(
+            f"{path} does not exist; the run has no such checkpoint yet: go on with lrurec train ... --resume"
+        ) from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FolderError(f"{path} is damaged ({error}); train again, or use the other checkpoint") from None
+        raise FolderError(f"{path} is damaged ({error}); {_OTHER}") from None
     if _SUM in metadata and int(metadata[_SUM], 16) != checksum(tensors.values()):  # files of before have none
-        raise FolderError(f"{path} is damaged (its bytes have changed); train again, or use the other checkpoint")
+        raise FolderError(f"{path} is damaged (its bytes have changed); {_OTHER}")
     return tensors, state
 
 

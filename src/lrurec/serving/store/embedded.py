@@ -11,6 +11,7 @@ Appends that wait for the disk at the same time share one commit. One writer at 
 processes; readers never wait. Item numbers are given once and never taken back.
 """
 
+import errno
 import os
 import secrets
 import struct
@@ -148,7 +149,7 @@ class EmbeddedStore:
             raise StoreError(f"{self.path} is not a store (it has no data.mdb); check the path")
         near = next(p for p in (self.path.resolve(), *self.path.resolve().parents) if p.exists())
         free = os.statvfs(near)
-        if create and free.f_bavail * free.f_frsize < _LEAST:
+        if create and free.f_blocks and free.f_bavail * free.f_frsize < _LEAST:
             raise StoreError(f"the disk of {self.path} is full; free some room")
 
     def _is_store(self) -> bool:
@@ -600,7 +601,13 @@ class _Guard:
         if isinstance(error, lmdb.DiskError):
             raise StoreError(f"the disk of {self.path} refuses ({error}); free some room") from None
         if isinstance(error, lmdb.Error | OSError):
-            raise StoreError(f"{self.path} cannot be used ({error}); is its disk full?") from None
+            what = "is its disk full?" if _may_be_full(error) else "choose another place for it"
+            raise StoreError(f"{self.path} cannot be used ({error}); {what}") from None
+
+
+def _may_be_full(error: Exception) -> bool:
+    """LMDB does not always say why it cannot write; the system does."""
+    return not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _check(user: str, events: Sequence[Event | Kept]) -> None:
