@@ -190,7 +190,7 @@ def description(example: str = "tea") -> dict[str, Any]:
             "/v1/items/{id}/similar": {
                 "get": _operation(
                     "Items whose vectors point the same way",
-                    _object({"item": _TEXT, "similar": _LINES}),
+                    _object({"item": _EITHER, "similar": _LINES}),
                     role="read",
                     parameters=[item, _parameter("k", _K)],
                     errors=(404,),
