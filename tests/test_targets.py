@@ -156,6 +156,14 @@ def test_tuning(tiny: Path, out: Path, tmp_path: Path, run: Run) -> None:
     assert table["models"][1]["trials"] == trials
     assert "none of them the main table's" in (results / "tuning.md").read_text()
     assert not started(run("reproduce", "tuning", "--models", "mf", *common).err)
+    short = ("--datasets", tiny, "--out", tmp_path / "short", *small, "--set", "training.steps=4", "--results", results)
+    assert run("reproduce", "tuning", "--models", "fism-as-it-is,fism-half-rate", *short).code == 0
+    (table,) = whole(results, "tuning")["datasets"]
+    fism = next(m for m in table["models"] if m["model"] == "fism")
+    assert [(t["steps"], t["main"]) for t in fism["trials"]] == [(4, False), (4, True), (6, False), (6, False)]
+    (alone, own) = (t["valid"]["recall@10"] for t in fism["trials"][:2])
+    assert fism["behind"] == pytest.approx(1 - own / max(alone, own))
+    assert "--set training.steps=N" in (results / "tuning.md").read_text()
     wrong = run("reproduce", "tuning", "--models", "popularity", *common)
     assert wrong.code == 2 and "unknown row of tuning" in wrong.err
 
@@ -170,11 +178,15 @@ def test_tuning(tiny: Path, out: Path, tmp_path: Path, run: Run) -> None:
 )
 def test_what_is_said_of_a_tuned_model(main: float, others: list[float], told: str) -> None:
     def trial(recall: float, is_main: bool, rate: float) -> dict[str, Any]:
-        return {"main": is_main, "seed": 0, "valid": {"recall@10": recall}, "dropout": 0.1, "rate": rate}
+        valid = {"recall@10": recall}
+        return {"main": is_main, "seed": 0, "steps": 9, "valid": valid, "dropout": 0.1, "rate": rate}
 
     trials = [trial(main, True, 1.0), *(trial(recall, False, 2.0 + k) for k, recall in enumerate(others))]
     model = {"title": "A", "trials": trials, "behind": tuning.behind(trials)}
     assert told in tuning.remark(model)
+    shorter = [{**t, "steps": 5, "valid": {"recall@10": 1 - t["valid"]["recall@10"]}} for t in trials]
+    assert tuning.behind([*shorter, *trials]) == model["behind"]  # the longest decide
+    assert tuning.behind([*shorter, trials[0]]) == tuning.behind(shorter)  # that can be compared
 
 
 def test_datasets(tiny: Path, out: Path, run: Run) -> None:

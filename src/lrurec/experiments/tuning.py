@@ -1,12 +1,14 @@
 """Whether every model is tuned as hard as every other: the same trials around the settings of each, by validation alone.
 
 A trial changes dropout or learning rate by one step. The main table has a model's best trial, or one that is at most
-`LEVEL` behind it: less than that is the luck of a seed.
+`LEVEL` behind it: less than that is the luck of a seed. Trials may be shorter than the run of the main table
+(`--set training.steps=N`); then its settings are among them with as many steps, and trials are compared with their like.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def made(out: Path, given: Sequence[str] = (), results: Path | None = None) -> M
         "# Every model with other dropouts and rates",
         "",
         "Validation, all items ranked, seen ones masked; the best of a run. Each trial differs from the settings of the main table in what its row",
-        "says. In bold: the best Recall@10 of a model. The test set takes no part.",
+        "says. In bold: the best Recall@10 of a model among trials of the same length. The test set takes no part.",
     ]
     for table in tables:
         names = ",".join(model["model"] for model in table["models"])
@@ -64,6 +66,8 @@ def made(out: Path, given: Sequence[str] = (), results: Path | None = None) -> M
         lines += grid(head, [row for model in table["models"] for row in _cells(model)])
         lines += ["", *(remark(model) for model in table["models"]), ""]
         lines += [f"    lrurec reproduce tuning --datasets {table['dataset']} --models {names}"]
+        if any(t["steps"] != model["steps"] for model in table["models"] for t in model["trials"]):
+            lines += ["", "Trials of other lengths: the same with `--set training.steps=N`."]
     return Made(whole, "\n".join(lines) + "\n")
 
 
@@ -93,33 +97,40 @@ def _trial(record: Record) -> Trial:
 
 
 def _model(model: str, title: str, some: list[Trial], kind: str, given: Sequence[str]) -> dict[str, Any]:
-    """A model's trials, each once; `main` are those with the settings that the main table has now."""
+    """A model's trials, each once; `main` are those with the settings that the main table has now, whatever their length."""
     unique: dict[Any, Trial] = {}
+    steps = settings_for(kind, model, 0, given).config.training.steps
     for trial in some:
         config = config_for(trial["recipe"], None, trial["settings"], model)
-        main = config == settings_for(kind, model, trial["seed"], given).config
+        as_long = replace(config, training=replace(config.training, steps=steps))
+        main = as_long == settings_for(kind, model, trial["seed"], given).config
         unique.setdefault(config, {**trial, "main": main})
-    trials = sorted(unique.values(), key=lambda t: (t["dropout"], t["rate"], t["steps"], t["seed"]))
-    return {"model": model, "title": title, "trials": trials, "behind": behind(trials)}
+    trials = sorted(unique.values(), key=lambda t: (t["steps"], t["dropout"], t["rate"], t["seed"]))
+    return {"model": model, "title": title, "steps": steps, "trials": trials, "behind": behind(trials)}
 
 
 def behind(trials: list[Trial]) -> float | None:
-    """By how much the main table's trial is behind the best of the same seeds; None where the main table has none."""
-    mains = [t for t in trials if t["main"]]
-    seeds = {t["seed"] for t in trials if not t["main"]}
-    both = [t["valid"][GOAL] for t in mains if t["seed"] in seeds]
-    if not both:
-        return None
-    best = max(t["valid"][GOAL] for t in trials if t["seed"] in seeds)
-    return 1 - max(both) / best if best else 0.0
+    """By how much the main table's trial is behind the best of the same length and seeds, of the longest that can be compared."""
+    for steps in sorted({t["steps"] for t in trials}, reverse=True):
+        alike = [t for t in trials if t["steps"] == steps]
+        seeds = {t["seed"] for t in alike if not t["main"]}
+        both = [t["valid"][GOAL] for t in alike if t["main"] and t["seed"] in seeds]
+        if both:
+            best = max(t["valid"][GOAL] for t in alike if t["seed"] in seeds)
+            return 1 - max(both) / best if best else 0.0
+    return None
 
 
 def _cells(model: dict[str, Any]) -> list[list[str]]:
-    best = max(t["valid"][GOAL] for t in model["trials"])
     rows = []
     for t in model["trials"]:
-        recall = f"{t['valid'][GOAL]:.5f}"
-        cells = [f"{t['dropout']:g}", f"{t['rate']:g}", f"{t['steps']:,}", str(t["seed"]), f"{t['valid'][BESIDE]:.5f}"]
+        best = max(other["valid"][GOAL] for other in model["trials"] if other["steps"] == t["steps"])
+        recall, beside = (
+            f"{t['valid'][GOAL]:.5f}",
+            t["valid"].get(BESIDE),
+        )  # of trials before this table only recall was kept
+        ndcg = "-" if beside is None else f"{beside:.5f}"
+        cells = [f"{t['dropout']:g}", f"{t['rate']:g}", f"{t['steps']:,}", str(t["seed"]), ndcg]
         bold = f"**{recall}**" if t["valid"][GOAL] == best else recall
         rows.append([model["title"], *cells, bold, "yes" if t["main"] else ""])
     return rows
