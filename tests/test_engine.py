@@ -13,7 +13,7 @@ from lrurec.export import shape_of, weights_of
 from lrurec.models.base import Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving import engine as module
-from lrurec.serving.artifact import AnyEngine, engine_of
+from lrurec.serving.copies import AnyEngine, engine_of
 
 SWITCHES: list[dict[str, Any]] = [
     {},
@@ -27,6 +27,9 @@ SWITCHES: list[dict[str, Any]] = [
     {"mixer": "rwkv"},
     {"mixer": "rwkv", "layer_norm": False, "residual": False, "width": 6},
     {"mixer": "rwkv", "pffn": False, "blocks": 3, "width": 10},
+    {"copies": 2},
+    {"copies": 3, "pffn": False, "width": 6, "channels": 5},
+    {"copies": 2, "mixer": "rwkv", "width": 6},
 ]
 
 
@@ -95,21 +98,23 @@ def test_the_state_of_a_user_has_two_kilobytes() -> None:
 
 
 @pytest.mark.parametrize("mixer", ["lru", "rwkv"])
-def test_what_is_shown_of_a_state(mixer: str) -> None:
-    _, engine = pair(mixer=mixer, width=8, **({"channels": 8} if mixer == "lru" else {}))
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_is_shown_of_a_state(mixer: str, copies: int) -> None:
+    _, engine = pair(mixer=mixer, width=8, copies=copies, **({"channels": 8} if mixer == "lru" else {}))
     states = engine.initial(3)
     assert not engine.magnitudes(states).any()
     engine.step(states, np.array([1, 2, 3]))
     shown = engine.magnitudes(states)
-    assert shown.shape == (3, 2, 8) and np.isfinite(shown).all() and (shown > 0).all()
-    assert engine.kept.shape == (2, 8) and (engine.kept > 0).all() and (engine.kept < 1).all()
+    assert shown.shape == (3, 2 * copies, 8) and np.isfinite(shown).all() and (shown > 0).all()
+    assert engine.kept.shape == (2 * copies, 8) and (engine.kept > 0).all() and (engine.kept < 1).all()
 
 
 def test_the_table_is_not_written_to() -> None:
-    _, engine = pair()
-    before = engine.table[:].copy()
-    engine.step(engine.initial(2), np.array([3, 3]))
-    assert np.array_equal(before, engine.table[:])
+    for copies in (1, 2):
+        _, engine = pair(copies=copies)
+        before = engine.table[:].copy()
+        engine.step(engine.initial(2), np.array([3, 3]))
+        assert np.array_equal(before, engine.table[:])
 
 
 def test_a_step_allocates_nothing() -> None:

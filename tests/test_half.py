@@ -13,7 +13,8 @@ from lrurec.errors import SettingsError
 from lrurec.export import _halved
 from lrurec.models.base import Sizes
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.artifact import Artifact, engine_of
+from lrurec.serving.artifact import Artifact
+from lrurec.serving.copies import engine_of
 from lrurec.serving.half import HalfTable, rounded
 from lrurec.serving.retrieval import Exact
 from lrurec.serving.rwkv import RwkvEngine

@@ -1,6 +1,6 @@
 """Run to artifact. Knows both folders; what serving does with the second is not its concern."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+from torch import Tensor
 
 import lrurec
 from lrurec.arrays import save_array
@@ -18,7 +19,8 @@ from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, AnyEngine, AnyShape, engine_of, save_memory
+from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, save_memory
+from lrurec.serving.copies import AnyEngine, AnyShape, engine_of
 from lrurec.serving.engine import Floats, Shape
 from lrurec.serving.half import rounded
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
@@ -145,17 +147,25 @@ def shape_of(model: LRURec) -> AnyShape:
 @torch.no_grad()
 def weights_of(model: LRURec) -> dict[str, Floats]:
     """The weights as the engine wants them. What a switch has turned off is there, and does nothing."""
-    shape = shape_of(model)
+    shape, starts = shape_of(model), model.embedding[0].chunk(model.copies)
+    found = [_weights_of(shape, start, *stack) for start, stack in zip(starts, model.stacks(), strict=True)]
+    if len(found) == 1:
+        return found[0]
+    return {f"{c}.{name}": array for c, own in enumerate(found) for name, array in own.items()}
+
+
+def _weights_of(shape: AnyShape, start: Tensor, norm: Any, blocks: Iterable[Any]) -> dict[str, Floats]:
+    """Those of one copy."""
     rows: dict[str, list[Any]] = {name: [] for name in shape.tensors()}
-    rows["start"] = [model.embedding[0]]
+    rows["start"] = [start]
     if shape.layer_norm:
-        rows["gain"], rows["shift"] = [model.norm.weight], [model.norm.bias]
-    for block in model.blocks:
+        rows["gain"], rows["shift"] = [norm.weight], [norm.bias]
+    for block in blocks:
         found = _rwkv_of(block) if isinstance(shape, RwkvShape) else _lru_of(block)
         norms = ("norm1", "norm2") if shape.layer_norm and shape.pffn else ("norm1",) if shape.layer_norm else ()
         for name in norms:
-            norm: Any = getattr(block, name)
-            found |= {f"gain{name[-1]}": norm.weight, f"shift{name[-1]}": norm.bias}
+            own: Any = getattr(block, name)
+            found |= {f"gain{name[-1]}": own.weight, f"shift{name[-1]}": own.bias}
         for name, tensor in found.items():
             rows[name].append(tensor)
     stacked = {}

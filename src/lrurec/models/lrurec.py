@@ -10,6 +10,10 @@ Input 0 is the start of a history: a learned vector, from which the first item i
 With `gaps`, a learned vector of how long an event came after the one before it is added to x before the first block. It begins
 as zero. When the answer comes is never an input.
 
+With `copies`, several such models stand side by side, each with a part of the width of the embedding and a loss of its own; their
+scores are averaged. They differ by where they began and by dropout: what they agree on is less often chance. `encode` gives
+their vectors one behind another, over their number, so that scores are E x + bias as ever.
+
 What mixes the positions can be another recurrence in the same block (`mixer`): S4 in its diagonal form (lrurec.nn.s4), or
 RWKV-4 (lrurec.nn.rwkv), whose channel mixing then takes the place of the PFFN.
 """
@@ -58,14 +62,16 @@ class LRURecConfig:
     outer_gelu: bool = False  # the paper's equation has a second GELU, the authors' code has not
     scan: str = "auto"  # of lru
     gaps: bool = False  # whether it sees how much time lies between events
+    copies: int = 1  # models side by side, whose scores are averaged
 
     def __post_init__(self) -> None:
         if self.mixer not in MIXERS:
             raise unknown("model.mixer", self.mixer, MIXERS)
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
-        if min(self.width, self.channels, self.state, self.blocks) < 1:
-            raise SettingsError("model.width, model.channels, model.state and model.blocks must be 1 or more")
+        sizes = ("width", "channels", "state", "blocks", "copies")
+        if min(getattr(self, name) for name in sizes) < 1:
+            raise SettingsError(f"{', '.join(f'model.{name}' for name in sizes)} must be 1 or more")
         for name, owner in SIZES.items():
             if self.mixer != owner and getattr(self, name) != getattr(LRURecConfig, name):
                 raise SettingsError(f"model.{name} is a size of model.mixer={owner}; leave it out for {self.mixer}")
@@ -185,6 +191,15 @@ def _feed_forward(config: LRURecConfig, generator: torch.Generator, number: int)
     return PFFN(config.width, config.dropout, generator, config.outer_gelu)
 
 
+class Copy(nn.Module):
+    """What a further model has beside its part of the embedding."""
+
+    def __init__(self, config: LRURecConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, generator, k) for k in range(config.blocks))
+
+
 class LRURec(CarryingModel):
     """The whole model over a catalogue of items."""
 
@@ -195,12 +210,19 @@ class LRURec(CarryingModel):
 
     def __init__(self, sizes: Sizes, config: LRURecConfig, generator: torch.Generator) -> None:
         super().__init__(sizes, config, generator)
-        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, config.width), generator))
+        self.copies, whole = config.copies, config.width * config.copies
+        self.embedding = nn.Parameter(truncated_normal_(torch.empty(sizes.items + 1, whole), generator))
         self.norm = nn.LayerNorm(config.width) if config.layer_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, generator, k) for k in range(config.blocks))
         self.bias = nn.Parameter(truncated_normal_(torch.empty(sizes.items), generator))
         if config.gaps:
-            self.gaps = nn.Parameter(torch.zeros(GAPS, config.width))
+            self.gaps = nn.Parameter(torch.zeros(GAPS, whole))
+        self.others = nn.ModuleList(Copy(config, generator) for _ in range(config.copies - 1))
+
+    def stacks(self) -> list[tuple[nn.Module, nn.ModuleList]]:
+        """Of each copy what comes in front of its blocks, and those."""
+        others: Any = self.others
+        return [(self.norm, self.blocks), *((other.norm, other.blocks) for other in others)]
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         return self(batch.inputs, batch.offsets, keys, batch.half, batch.gaps)  # type: ignore[no-any-return]
@@ -213,53 +235,72 @@ class LRURec(CarryingModel):
         half: bool = False,
         gaps: Tensor | None = None,
     ) -> Tensor:
-        x = self._embed(inputs, gaps, keys)
-        for block in self.blocks:
-            x = block(x, offsets, keys, half)
-        return x
+        found = []
+        for c, (_, blocks) in enumerate(self.stacks()):
+            x = self._embed(inputs, gaps, keys, c)
+            for block in blocks:
+                x = block(x, offsets, keys, half)
+            found.append(x)
+        return self._side_by_side(found)
+
+    def _side_by_side(self, found: list[Tensor]) -> Tensor:
+        return found[0] if len(found) == 1 else torch.cat(found, 1) / len(found)
 
     @classmethod
     def carries(cls, config: LRURecConfig) -> bool:
         return config.mixer == "lru"
 
     def encode_from(self, batch: Batch, states: Tensor, keys: Keys | None = None) -> tuple[Tensor, Tensor]:
-        x, ends = self._embed(batch.inputs, batch.gaps, keys), []
-        for k, block in enumerate(self.blocks):
-            x, end = block.forward_from(x, batch.offsets, states[:, k], keys, batch.half)  # type: ignore[operator]
-            ends.append(end)
-        return x, torch.stack(ends, 1)
+        found: list[Tensor] = []
+        ends: list[Tensor] = []
+        for c, (_, blocks) in enumerate(self.stacks()):
+            x = self._embed(batch.inputs, batch.gaps, keys, c)
+            for block in blocks:
+                begin = states[:, len(ends)]
+                x, end = block.forward_from(x, batch.offsets, begin, keys, batch.half)  # type: ignore[operator]
+                ends.append(end)
+            found.append(x)
+        return self._side_by_side(found), torch.stack(ends, 1)
 
-    def _embed(self, inputs: Tensor, gaps: Tensor | None, keys: Keys | None) -> Tensor:
-        rate = self.config.dropout
+    def _embed(self, inputs: Tensor, gaps: Tensor | None, keys: Keys | None, copy: int) -> Tensor:
+        rate, norm, width = self.config.dropout, self.stacks()[copy][0], self.config.width
+        table, rows = self.embedding.view(-1, width), inputs * self.copies + copy  # a row for every copy of an item
         x: Tensor
-        if isinstance(self.norm, nn.LayerNorm):
-            x = entry(self.embedding, inputs, self.norm.weight, self.norm.bias, rate, keys)
+        if isinstance(norm, nn.LayerNorm):
+            x = entry(table, rows, norm.weight, norm.bias, rate, keys)
         else:
-            x = dropout(F.embedding(inputs, self.embedding), rate, keys)
+            x = dropout(F.embedding(rows, table), rate, keys)
         if not self.config.gaps:
             return x
-        apart: Tensor = F.embedding(torch.zeros_like(inputs) if gaps is None else gaps, self.gaps)
+        own = self.gaps.view(-1, width)
+        apart: Tensor = F.embedding((torch.zeros_like(inputs) if gaps is None else gaps) * self.copies + copy, own)
         return x + apart
 
     def answers(self) -> tuple[Tensor, Tensor]:
         return self.embedding, self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
-        """[B, blocks, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""
-        return torch.stack([block.initial_state(batch) for block in self.blocks], 1)  # type: ignore[operator]
+        """[B, blocks of all copies, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""
+        return torch.stack([block.initial_state(batch) for block in self._all_blocks()], 1)
+
+    def _all_blocks(self) -> list[Block]:
+        return [block for _, blocks in self.stacks() for block in blocks]  # type: ignore[misc]
 
     def step(self, state: Tensor, inputs: Tensor, gaps: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x = self._embed(inputs, gaps, None)
-        states = []
-        for k, block in enumerate(self.blocks):
-            new, x = block.step(state[:, k], x)  # type: ignore[operator]
-            states.append(new)
-        return torch.stack(states, 1), x
+        found: list[Tensor] = []
+        states: list[Tensor] = []
+        for c, (_, blocks) in enumerate(self.stacks()):
+            x = self._embed(inputs, gaps, None, c)
+            for block in blocks:
+                new, x = block.step(state[:, len(states)], x)  # type: ignore[operator]
+                states.append(new)
+            found.append(x)
+        return torch.stack(states, 1), self._side_by_side(found)
 
     @torch.no_grad()
     def eigenvalues(self) -> list[list[tuple[float, float]]]:
         """Every lambda of every block as (real part, imaginary part): what an event leaves of the state before it."""
-        found = [block.mixer.eigenvalues().T.tolist() for block in self.blocks]  # type: ignore[operator, union-attr]
+        found = [block.mixer.eigenvalues().T.tolist() for block in self._all_blocks()]
         return [[(real, imaginary) for real, imaginary in block] for block in found]
 
     def mean_abs_lambda(self) -> list[float]:

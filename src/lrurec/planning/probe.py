@@ -25,7 +25,7 @@ from lrurec.evaluation.ranking import rank
 from lrurec.export import shape_of, weights_of
 from lrurec.models.base import TrainedModel
 from lrurec.models.lrurec import LRURec
-from lrurec.serving.artifact import engine_of
+from lrurec.serving.copies import engine_of
 from lrurec.serving.engine import Floats
 from lrurec.serving.indexing import LARGE, build_index
 from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
@@ -111,7 +111,8 @@ def _served(model: Any, items: int) -> tuple[float | None, float | None, float |
         return None, None, None, None, 0.0
     model, rng = model.cpu(), np.random.default_rng(0)
     engine = engine_of(shape_of(model), weights_of(model), model.item_table()[0].detach().numpy())
-    state, hidden = engine.initial(1), np.zeros((1, model.config.width), np.float32)
+    state, width = engine.initial(1), engine.table.shape[1]
+    hidden = np.zeros((1, width), np.float32)
 
     def observe() -> None:
         nonlocal hidden
@@ -121,7 +122,7 @@ def _served(model: Any, items: int) -> tuple[float | None, float | None, float |
     sizes = [max(1, min(items, most)) for most in (_SERVED // 2, _SERVED)]
     ways: list[tuple[float, float, float, float]] = []
     for rows in sizes:
-        table = rng.standard_normal((rows, model.config.width), np.float32)
+        table = rng.standard_normal((rows, width), np.float32)
         bias = rng.standard_normal(rows, np.float32)
         ways.append(_asked(table, bias, items >= LARGE))
     exact, scanned, approximate, size = (line(sizes, values, items) for values in zip(*ways, strict=True))

@@ -13,7 +13,6 @@ item_ids.*            the ids, sorted; item_names.* where there are titles
 A file that differs from its hash by one byte is refused. Arrays are mapped: processes on one machine share them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,24 +29,16 @@ from lrurec.errors import FolderError, LrurecError, SettingsError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
-from lrurec.serving.engine import Engine, Floats, Shape, check_tensors
+from lrurec.serving.copies import AnyEngine, engine_of, tensors_of
+from lrurec.serving.engine import Floats, Shape, check_tensors
 from lrurec.serving.half import HalfTable, Table
 from lrurec.serving.retrieval import Approximate, Exact, Retriever
-from lrurec.serving.rwkv import RwkvEngine, RwkvShape
+from lrurec.serving.rwkv import RwkvShape
 from lrurec.serving.scanned import Scanned
 
 KIND, VERSION = "artifact", 2
 WEIGHTS = "weights.safetensors"
 _TILE = 1 << 16  # items compared together
-AnyShape = Shape | RwkvShape
-AnyEngine = Engine | RwkvEngine
-
-
-def engine_of(shape: AnyShape, weights: Mapping[str, Floats], table: Table) -> AnyEngine:
-    """The engine that steps models of a shape."""
-    if isinstance(shape, RwkvShape):
-        return RwkvEngine(shape, weights, table)
-    return Engine(shape, weights, table)
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class Artifact:
         is_rwkv = dict(manifest["model"]).get("mixer") == "rwkv"
         shape: Any = from_mapping(RwkvShape if is_rwkv else Shape, manifest["model"])
         weights = load_file(folder / WEIGHTS)
-        if wrong := check_tensors(shape.tensors(), weights):
+        if wrong := check_tensors(tensors_of(shape), weights):
             raise FolderError(f"{folder}: {WEIGHTS} does not fit the model ({', '.join(wrong)}); export it again")
         stored = mapped(folder / "table.npy")
         table: Table = HalfTable(stored) if stored.dtype == np.float16 else stored

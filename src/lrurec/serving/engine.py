@@ -33,11 +33,12 @@ class Shape:
     outer_gelu: bool = False
 
     mixer: str = "lru"
+    copies: int = 1  # models side by side (lrurec.serving.copies); all else is of one of them
 
     @property
     def state_floats(self) -> int:
         """How many numbers the state of a user has."""
-        return self.blocks * 2 * self.channels
+        return self.copies * self.blocks * 2 * self.channels
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every weight the engine needs beside the item table, and its shape. Blocks are stacked; matrices are [in, out].

@@ -25,10 +25,11 @@ class RwkvShape:
     residual: bool = True
     pffn: bool = True
     mixer: str = "rwkv"
+    copies: int = 1
 
     @property
     def state_floats(self) -> int:
-        return self.blocks * _ROWS * self.width
+        return self.copies * self.blocks * _ROWS * self.width
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every weight beside the item table, and its shape. Blocks are stacked; matrices are [in, out]."""
