@@ -26,8 +26,8 @@ from accuracy import CASES, arguments, spread
 from lrurec.export import export
 from lrurec.models.lrurec import LRURecConfig
 from lrurec.serving.service import Live
-from lrurec.training.learner import Learner
 from lrurec.training.run import Run
+from lrurec.training.together import learner_for
 from measure import machine
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ def steps(runs: Path, name: str, rounds: int = 16) -> dict[str, float] | None:
     dataset, config = opened.dataset(), opened.config
     plain = replace(config, model=LRURecConfig(dropout=config.model.dropout))
     train, turns = opened.split(dataset).train, {"best": config, "paper": plain}
-    learners = {recipe: Learner(dataset.n_items, dataset.n_users, train, one) for recipe, one in turns.items()}
+    learners = {recipe: learner_for(dataset.n_items, dataset.n_users, train, one) for recipe, one in turns.items()}
     took: dict[str, list[float]] = {recipe: [] for recipe in turns}
     for turn in range(rounds + 2):
         for recipe, learner in learners.items():

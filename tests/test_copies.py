@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import lrurec
 from conftest import Run
 from lrurec.export import export
 from lrurec.models.base import Sizes, TrainingBatch
 from lrurec.models.lrurec import LRURec, LRURecConfig
-from lrurec.nn.dropout import Keys
 from lrurec.serving.artifact import Artifact
 from lrurec.serving.service import Live
-from lrurec.training.config import TrainingConfig
+from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.config import config_for
 from lrurec.training.run import Run as RunFolder
-from lrurec.training.steps import RowSteps, WholeSteps, steps_for
+from lrurec.training.together import Together, learner_for
+from lrurec.training.trainer import LAST, Progress, Trainer
 
 ITEMS, WIDTH = 20, 8
 
@@ -87,45 +87,89 @@ def test_it_goes_on_from_states() -> None:
             assert torch.allclose(ends[:, 2 * c : 2 * c + 2], own_ends, atol=1e-5)
 
 
-@pytest.mark.parametrize(("loss", "updates"), [("full", "dense"), ("sampled", "dense"), ("sampled", "rows")])
-def test_each_learns_as_if_alone(loss: str, updates: str) -> None:
-    """The gradients of a copy are those that it has alone, over the number of copies."""
-    config = TrainingConfig(loss=loss, negatives=6, shared_negatives=True, updates=updates, clip=1e9, weight_decay=0.0)
-    drawn = None if loss == "full" else np.array([1, 5, 7, 11, 13, 17])
-    log_q = None if loss == "full" else torch.zeros(ITEMS)
-    model = together(2)
-    alone, bias = [], torch.zeros(ITEMS)
-    for one in apart(model):
-        value, found = gradients(steps_for(one, config, log_q), drawn)
-        bias += found.pop("bias")
-        alone.append((value, found))
-    value, mine = gradients(steps_for(model, config, log_q), drawn)
-    assert value == pytest.approx(np.mean([v for v, _ in alone]), rel=1e-5)
-    assert torch.allclose(mine["bias"], bias / 2, atol=1e-6)
-    for c, (_, found) in enumerate(alone):
-        own = mine["embedding"][:, c * WIDTH : (c + 1) * WIDTH]
-        assert torch.allclose(own, found.pop("embedding") / 2, atol=1e-6)
-        for name, gradient in found.items():
-            assert torch.allclose(mine[name if c == 0 else f"others.0.{name}"], gradient / 2, atol=1e-6), name
+@pytest.mark.parametrize("gaps", [False, True])
+def test_joined_and_parted(gaps: bool) -> None:
+    one, other = together(2, gaps=gaps), together(2, gaps=gaps)
+    copies = apart(one)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    other.join(copies)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    for copy in copies:
+        with torch.no_grad():
+            for p in copy.parameters():
+                p.zero_()
+    other.part(copies)
+    for copy, expected in zip(copies, apart(one), strict=True):
+        named = dict(expected.named_parameters())
+        assert all(torch.equal(p, named[name]) for name, p in copy.named_parameters() if name != "bias")
 
 
-def gradients(steps: WholeSteps | RowSteps, drawn: np.ndarray | None) -> tuple[float, dict[str, Tensor]]:
-    value, _ = steps.loss(batch(), Keys(1), drawn)
-    found = {name: p.grad.clone() for name, p in steps.model.named_parameters() if p.grad is not None}
-    if isinstance(steps, RowSteps):
-        for name, (rows, taken) in steps._taken.items():
-            whole = torch.zeros_like(steps.model.get_parameter(name))
-            assert taken.grad is not None
-            whole[torch.from_numpy(rows)] = taken.grad.view(len(rows), *whole.shape[1:])
-            found[name] = whole
-    return float(value), found
+SETTINGS = [
+    "model.copies=2", "model.width=16", "model.channels=8", "training.steps=12", "training.validate_every=5", "training.batch=8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_each_learns_as_if_alone(sample: Path, tmp_path: Path, loss: str) -> None:
+    dataset = data_of(sample)
+    settings = [*SETTINGS, f"training.loss={loss}", "training.negatives=50", "training.shared_negatives=true"]
+    config = config_for("fast", None, settings)
+    train = lrurec.leave_last_out(dataset).train
+    both = learner_for(dataset.n_items, dataset.n_users, train, config)
+    assert isinstance(both, Together)
+    seeds = [part.config.training.seed for part in both.parts]
+    assert len(set(seeds)) == 2 and seeds[0] == config.training.seed
+    own = [*settings, "model.copies=1"]
+    alone = [
+        learner_for(dataset.n_items, dataset.n_users, train, config_for("fast", None, [*own, f"training.seed={seed}"]))
+        for seed in seeds
+    ]
+    for step in range(4):
+        losses = [one.step(step)[0] for one in alone]
+        assert both.step(step)[0] == pytest.approx(np.mean(losses))
+    both.settle()
+    for c, one in enumerate(alone):
+        one.settle()
+        assert isinstance(one.model, LRURec)
+        assert torch.equal(both.model.embedding[:, 16 * c : 16 * c + 16], one.model.embedding)
+    named = dict(both.model.named_parameters())
+    assert isinstance(alone[1].model, LRURec)
+    for name, p in alone[1].model.blocks.named_parameters():
+        assert torch.equal(named[f"others.0.blocks.{name}"], p) and not torch.equal(named[f"blocks.{name}"], p)
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_it_goes_on_exactly(sample: Path, tmp_path: Path, loss: str) -> None:
+    """Stopped between two validations, where rows may not be up to date, and gone on with: the same bits."""
+    dataset = data_of(sample)
+    settings = [*SETTINGS, f"training.loss={loss}", "training.negatives=50", "training.shared_negatives=true"]
+    config, split = config_for("fast", None, settings), lrurec.leave_last_out(dataset)
+    _, whole = RunFolder.start(tmp_path / "whole", dataset, split, config)
+    whole.train()
+    _, stopped = RunFolder.start(tmp_path / "stopped", dataset, split, config)
+
+    def stop(progress: Progress) -> None:
+        stopped.interrupted = progress.step == 7
+
+    stopped.train(stop)
+    assert stopped.interrupted and stopped.step == 7
+    again = Trainer(dataset, split, config, tmp_path / "stopped")
+    again.resume()
+    again.train()
+    found, wanted = (load_checkpoint(tmp_path / name / LAST)[0] for name in ("stopped", "whole"))
+    assert found.keys() == wanted.keys() and all(torch.equal(found[k], wanted[k]) for k in wanted)
+
+
+def data_of(sample: Path) -> lrurec.Dataset:
+    return lrurec.Dataset.open(RunFolder.open(sample.parent / "run").manifest["dataset"]["path"])
 
 
 def test_trained_exported_and_served(sample: Path, tmp_path: Path, run: Run) -> None:
     """What the server says is what the run says, with the table in 32 bits and in 16."""
-    dataset = lrurec.Dataset.open(RunFolder.open(sample.parent / "run").manifest["dataset"]["path"])
-    settings = ["model.copies=2", "model.width=16", "model.channels=8", "training.steps=12", "memory.use=true"]
-    words = [w for s in settings for w in ("--set", s)]
+    dataset = data_of(sample)
+    words = [w for s in [*SETTINGS, "memory.use=true", "training.finish=3"] for w in ("--set", s)]
     assert run("train", dataset.path, "--out", tmp_path / "run", *words).code == 0
     made = RunFolder.open(tmp_path / "run")
     for half in (False, True):
@@ -143,6 +187,5 @@ def test_trained_exported_and_served(sample: Path, tmp_path: Path, run: Run) -> 
 
 
 def test_a_wrong_number(tmp_path: Path, run: Run, sample: Path) -> None:
-    path = RunFolder.open(sample.parent / "run").manifest["dataset"]["path"]
-    said = run("train", path, "--out", tmp_path / "r", "--set", "model.copies=0")
+    said = run("train", data_of(sample).path, "--out", tmp_path / "r", "--set", "model.copies=0")
     assert said.code == 2 and "model.copies must be 1 or more" in said.err

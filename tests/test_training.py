@@ -71,8 +71,9 @@ def test_it_learns_from_sampled_negatives(cycle: lrurec.Dataset, tmp_path: Path,
     more = (f"training.negatives_from={source}", f"training.shared_negatives={shared}", "model.dropout=0.1")
     t = trainer(cycle, tmp_path, *SAMPLED, *more, "training.steps=300")
     t.train()
-    assert isinstance(t.learner.updates, RowSteps)
-    assert (t.learner.updates.log_q is None) == (source == "uniform" and shared == "false")
+    (learner,) = t.learner.parts
+    assert isinstance(learner.updates, RowSteps)
+    assert (learner.updates.log_q is None) == (source == "uniform" and shared == "false")
     assert t.evaluate("test")["ndcg@10"] > 0.95
 
 
@@ -105,13 +106,13 @@ def test_saved_between_validations_goes_on_the_same(
 def test_a_dense_run_goes_on_with_rows(cycle: lrurec.Dataset, tmp_path: Path) -> None:
     """The checkpoint of a run with dense updates says nothing of rows: all are up to date."""
     dense = trainer(cycle, tmp_path, *SAMPLED, *SHARED, "training.updates=dense")
-    assert isinstance(dense.learner.updates, WholeSteps)
+    assert isinstance(dense.learner.parts[0].updates, WholeSteps)
     dense.train(lambda progress: setattr(dense, "interrupted", dense.step == 47))
     with torch.no_grad():
         before = {name: p.clone() for name, p in dense.model.named_parameters()}
     rows = trainer(cycle, tmp_path, *SAMPLED, *SHARED)
     rows.resume()
-    assert isinstance(rows.learner.updates, RowSteps)
+    assert isinstance(rows.learner.parts[0].updates, RowSteps)
     rows.learner.settle()
     assert all(torch.equal(p, before[name]) for name, p in rows.model.named_parameters())
     rows.train()
@@ -159,20 +160,21 @@ def test_carried_states_are_those_of_stepping(cycle: lrurec.Dataset, tmp_path: P
         "training.precision=float32",
     )
     t = trainer(cycle, tmp_path, *CARRIED, *more, *still)
-    assert isinstance(t.model, LRURec) and isinstance(t.learner.sampler, Lanes) and t.learner.carried is not None
+    (learner,) = t.learner.parts
+    assert isinstance(t.model, LRURec) and isinstance(learner.sampler, Lanes) and learner.carried is not None
     went_on, firsts = 0, np.zeros(7, int)  # of each lane: where the history at hand was met first
-    for step in range(2 * t.learner.sampler.steps_per_epoch):
-        chosen, go_on = t.learner.sampler.chosen(step), t.learner.sampler.go_on(step)
+    for step in range(2 * learner.sampler.steps_per_epoch):
+        chosen, go_on = learner.sampler.chosen(step), learner.sampler.go_on(step)
         went_on += int(go_on.sum())
-        t.learner.step(step)
+        learner.step(step)
         for lane, w in enumerate(chosen):
             if not go_on[lane]:
-                firsts[lane] = t.learner.windows.starts[w] - (0 if t.learner.windows.opens[w] else 1)
+                firsts[lane] = learner.windows.starts[w] - (0 if learner.windows.opens[w] else 1)
             state = t.model.initial_state()
             with torch.no_grad():
-                for item in t.learner.windows.items[firsts[lane] : t.learner.windows.stops[w] - 1].tolist():
+                for item in learner.windows.items[firsts[lane] : learner.windows.stops[w] - 1].tolist():
                     state, _ = t.model.step(state, torch.tensor([item + 1]))
-            assert torch.allclose(t.learner.carried[lane], state[0], atol=1e-5)
+            assert torch.allclose(learner.carried[lane], state[0], atol=1e-5)
     assert went_on > 40
 
 

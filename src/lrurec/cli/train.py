@@ -133,6 +133,7 @@ def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]"
 
 
 def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: str) -> int:
+    from lrurec.models.base import CountingModel
     from lrurec.training.loggers import loggers_for
     from lrurec.training.run import write_json
 
@@ -166,7 +167,7 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         print(f"next      lrurec export {options.out} --out ARTIFACT")
     else:
         valid, test = result["valid"], result["test"]
-        if trainer.learner.updates is None:
+        if isinstance(trainer.model, CountingModel):
             print(f"counted   {trainer.split.train.n_events:,} events in {trainer.seconds:.0f} s")
         else:
             print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")

@@ -205,9 +205,6 @@ class TrainedModel(Model):
     knows_users: ClassVar[bool] = False  # whether vectors differ by who somebody is, not by the history alone
     tables: ClassVar[dict[str, str]] = {}  # parameters with a row per "item", "input" (item + 1) or "user" (user + 1)
     memory: Memory | None = None  # what came near what, where a run has that
-    copies: int = (
-        1  # models side by side: vectors are theirs one behind another, over their number; each has a loss of its own
-    )
 
     @abstractmethod
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:

@@ -10,15 +10,16 @@ Input 0 is the start of a history: a learned vector, from which the first item i
 With `gaps`, a learned vector of how long an event came after the one before it is added to x before the first block. It begins
 as zero. When the answer comes is never an input.
 
-With `copies`, several such models stand side by side, each with a part of the width of the embedding and a loss of its own; their
-scores are averaged. They differ by where they began and by dropout: what they agree on is less often chance. `encode` gives
-their vectors one behind another, over their number, so that scores are E x + bias as ever.
+With `copies`, several such models stand side by side, each with a part of the width of the embedding; their scores are averaged.
+Each is trained as if it were alone (lrurec.training.together), with other batches and draws: what they agree on is less often
+chance. `encode` gives their vectors one behind another, over their number, so that scores are E x + bias as ever.
 
 What mixes the positions can be another recurrence in the same block (`mixer`): S4 in its diagonal form (lrurec.nn.s4), or
 RWKV-4 (lrurec.nn.rwkv), whose channel mixing then takes the place of the PFFN.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -223,6 +224,33 @@ class LRURec(CarryingModel):
         """Of each copy what comes in front of its blocks, and those."""
         others: Any = self.others
         return [(self.norm, self.blocks), *((other.norm, other.blocks) for other in others)]
+
+    @torch.no_grad()
+    def join(self, copies: Sequence["LRURec"]) -> None:
+        """Take the weights of models that were trained apart."""
+        for c, ((norm, blocks), one) in enumerate(zip(self.stacks(), copies, strict=True)):
+            norm.load_state_dict(one.norm.state_dict())
+            blocks.load_state_dict(one.blocks.state_dict())
+            for mine, its in self._wide(c, one):
+                mine.copy_(its)
+        self.bias.copy_(torch.stack([one.bias for one in copies]).mean(0))
+
+    @torch.no_grad()
+    def part(self, copies: Sequence["LRURec"]) -> None:
+        """Give the models their weights back, but for their biases, of which there is the mean alone."""
+        for c, ((norm, blocks), one) in enumerate(zip(self.stacks(), copies, strict=True)):
+            one.norm.load_state_dict(norm.state_dict())
+            one.blocks.load_state_dict(blocks.state_dict())
+            for mine, its in self._wide(c, one):
+                its.copy_(mine)
+
+    def _wide(self, copy: int, one: "LRURec") -> list[tuple[Tensor, Tensor]]:
+        """Tensors of which a copy has some columns, and those of the copy."""
+        span = slice(copy * self.config.width, (copy + 1) * self.config.width)
+        found: list[tuple[Tensor, Tensor]] = [(self.embedding[:, span], one.embedding)]
+        if self.config.gaps:
+            found.append((self.gaps[:, span], one.gaps))
+        return found
 
     def encode(self, batch: Batch, keys: Keys | None = None) -> Tensor:
         return self(batch.inputs, batch.offsets, keys, batch.half, batch.gaps)  # type: ignore[no-any-return]

@@ -32,9 +32,10 @@ from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
 from lrurec.serving.scanned import Scanned
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
 from lrurec.training.config import RunConfig, from_values
-from lrurec.training.learner import Learner, build
+from lrurec.training.learner import build
 from lrurec.training.memory import keep_memory
 from lrurec.training.remembering import timed as memory_timed
+from lrurec.training.together import learner_for
 
 WARM, TIMED = 2, 5  # steps before the clock and under it
 _RANKED, _ASKED, _K = 512, 40, 20  # users that are ranked; requests, and how many items they want
@@ -64,7 +65,7 @@ class Measured:
 
 def measure(config: RunConfig, items: int, users: int, train: Sequences, served: int) -> Measured:
     """Train a little on a sample, rank some users, ask for recommendations from `served` items."""
-    learner = Learner(items, users, train, config)
+    learner = learner_for(items, users, train, config)
     seconds, positions = [], []
     for number in range(min(WARM + TIMED, learner.steps)):
         started = time.perf_counter()

@@ -121,6 +121,11 @@ class Learner:
         else:
             self.steps = 1  # counting
 
+    @property
+    def parts(self) -> list["Learner"]:
+        """Those that learn a model each (lrurec.training.together): this one."""
+        return [self]
+
     def step(self, number: int) -> tuple[float, int]:
         """Step 0, 1, ...: its loss, and how many targets it learned from."""
         t = self.config.training

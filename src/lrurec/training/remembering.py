@@ -28,7 +28,8 @@ from lrurec.training.memory import give_back
 _MOST = 20_000  # events that are held back
 _TAIL = 10  # one in so many of a history's events
 _BEST, _RECALLED, _RANDOM = 128, 200, 64  # rivals of an answer: the model's best, the memory's best, any the memory has
-_HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2
+_NETWORKS = 2  # that g is the mean of: from few examples, each learns some chance of its own
+_HIDDEN, _STEPS, _BATCH, _RATE, _DECAY = 32, 800, 256, 1e-2, 1e-2  # of each
 _EPOCHS, _FEWEST = 400, 100  # of a few hundred examples each is looked at so often; steps that it takes at least
 _TRIED = 20  # steps of a trial that is timed
 _FIXED = 1e-2  # inputs of g (logarithms, scores, cosines) that vary by less do not count
@@ -175,7 +176,6 @@ def _learned(examples: _Examples, seed: int, most: int = _STEPS) -> Weights:
     count = len(examples.answers)
     if not bool(examples.recalled.any()):
         return Weights(*(np.zeros(shape, np.float32) for shape in ((INPUTS, 1), (1,), (1,), (1,))))
-    generator = torch.Generator().manual_seed(seed)
     real = examples.scores > -torch.inf
     scores = examples.scores.masked_fill(~real, 0.0)
     rows = examples.inputs[examples.recalled]
@@ -183,6 +183,20 @@ def _learned(examples: _Examples, seed: int, most: int = _STEPS) -> Weights:
     spread[spread < _FIXED] = torch.inf  # what was always the same here teaches nothing of when it is not
     del rows
     x = examples.inputs.sub_(mean).div_(spread)  # in place: there may be half a gigabyte of them
+    steps = min(most, max(_FEWEST, _EPOCHS * count // _BATCH))
+    generator = torch.Generator().manual_seed(seed)
+    found = [_network(x, scores, real, examples, steps, generator) for _ in range(_NETWORKS)]
+    w1, b1, w2, b2 = (torch.cat(some) for some in zip(*found, strict=True))
+    scaled = w1 / spread  # on inputs as they are; the mean of the networks is one of all their units
+    whole = scaled.T.contiguous(), b1 - scaled @ mean, w2 / _NETWORKS, b2.mean()[None]
+    return Weights(*(t.numpy().copy() for t in whole))
+
+
+def _network(
+    x: Tensor, scores: Tensor, real: Tensor, examples: _Examples, steps: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """w1 [H, INPUTS], b1 [H], w2 [H], b2 [1] of one network on inputs x, with examples drawn by the generator."""
+    count = len(examples.answers)
     w1 = nn.Parameter(torch.randn(_HIDDEN, INPUTS, generator=generator) * INPUTS**-0.5)
     b1 = nn.Parameter(torch.zeros(_HIDDEN))
     w2 = nn.Parameter(torch.randn(_HIDDEN, generator=generator) * 0.1)
@@ -190,7 +204,6 @@ def _learned(examples: _Examples, seed: int, most: int = _STEPS) -> Weights:
     heat = nn.Parameter(torch.zeros(()))  # the model may be too sure, or not sure enough: no matter for the order
     parameters = [w1, b1, w2, b2, heat]
     optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
-    steps = min(most, max(_FEWEST, _EPOCHS * count // _BATCH))
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
     for _ in range(steps):
         chosen = torch.randint(0, count, (min(count, _BATCH),), generator=generator)
@@ -202,7 +215,4 @@ def _learned(examples: _Examples, seed: int, most: int = _STEPS) -> Weights:
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         rates.step()
-    with torch.no_grad():  # on inputs as they are
-        scaled = w1 / spread
-        found = scaled.T.contiguous(), b1 - scaled @ mean, w2, b2[None]
-        return Weights(*(t.numpy().copy() for t in found))
+    return w1.detach(), b1.detach(), w2.detach(), b2.detach()[None]

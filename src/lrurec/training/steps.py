@@ -5,7 +5,7 @@ RowSteps     of tables, only the rows that a batch touches (lrurec.training.rows
              looks at few of a large catalogue
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -66,17 +66,11 @@ class WholeSteps:
         """The loss of a batch, and the states behind its windows; the gradients of all that is learned are set."""
         hidden, targets, ends = _examples(self.model, batch, keys)
         table, bias = self.model.answers()
-        negatives = None if drawn is None else torch.from_numpy(_for(drawn, len(targets))).to(hidden.device)
-
-        def one(hidden: Tensor, table: Tensor) -> Tensor:
-            found: Tensor
-            if negatives is None:
-                found = cross_entropy(hidden, table, bias, targets, half=batch.half)
-            else:
-                found = sampled_softmax(hidden, table, bias, targets, negatives, self.log_q, batch.half)
-            return found
-
-        loss = _of_each(self.model.copies, hidden, table, one)
+        if drawn is None:
+            loss: Tensor = cross_entropy(hidden, table, bias, targets, half=batch.half)
+        else:
+            negatives = torch.from_numpy(_for(drawn, len(targets))).to(hidden.device)
+            loss = sampled_softmax(hidden, table, bias, targets, negatives, self.log_q, batch.half)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), ends
@@ -143,12 +137,7 @@ class RowSteps:
         hidden, answers, ends, table, bias = torch.func.functional_call(self._examples, taken, (small, keys))
         log_q = None if self.log_q is None else self.log_q[moved(items)]
         negatives = moved(self._place[_for(drawn, len(answers))])
-
-        def one(hidden: Tensor, table: Tensor) -> Tensor:
-            found: Tensor = sampled_softmax(hidden, table, bias, answers, negatives, log_q, batch.half)
-            return found
-
-        loss = _of_each(self.model.copies, hidden, table, one)
+        loss: Tensor = sampled_softmax(hidden, table, bias, answers, negatives, log_q, batch.half)
         for parameter in self.others:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -207,14 +196,6 @@ def _examples(model: TrainedModel, batch: TrainingBatch, keys: Keys) -> tuple[Te
         return *model.examples(batch, keys), None
     hidden, states = model.encode_from(batch, batch.begin(batch.carried), keys)
     return hidden, batch.answers(keys), batch.end(states.detach())
-
-
-def _of_each(copies: int, hidden: Tensor, table: Tensor, one: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The mean loss of models side by side, each from its own vectors and its own part of the table."""
-    if copies == 1:
-        return one(hidden, table)
-    parts = zip((hidden * copies).chunk(copies, 1), table.chunk(copies, 1), strict=True)
-    return torch.stack([one(h.contiguous(), e.contiguous()) for h, e in parts]).mean()
 
 
 def _for(drawn: NDArray[np.int64], positions: int) -> NDArray[np.int64]:

@@ -24,11 +24,11 @@ from lrurec.folder import write_text
 from lrurec.models.base import Model, TrainedModel, wants_gaps
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
 from lrurec.training.config import RunConfig
-from lrurec.training.learner import Learner
 from lrurec.training.loggers import Loggers
 from lrurec.training.memory import give_back
 from lrurec.training.remembering import hold_back, remember
 from lrurec.training.schedule import learning_rate
+from lrurec.training.together import learner_for
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
 MEMORY = "memory.safetensors"
@@ -71,7 +71,7 @@ class Trainer:
         train = split.train
         if config.memory.use:  # learns from the rest how much to believe the memory
             train, _ = hold_back(train, config.memory.held_back, config.training.seed)
-        self.learner = Learner(dataset.n_items, dataset.n_users, train, config, split.train)
+        self.learner = learner_for(dataset.n_items, dataset.n_users, train, config, split.train)
         self.split, self.config, self.folder = split, self.learner.config, folder
         self.model, self.steps = self.learner.model, self.learner.steps
         self.step = 0
