@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -429,8 +430,6 @@ def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
     assert config_for("best", None, ["memory.use=false"], None, 7.6).memory.use is False
     assert config_for("best", None, [], "sasrec", 165.0).memory.use  # what SASRec does not have is left out
     assert not config_for("best", None, [], "markov", 165.0).memory.use
-    assert all(
-        config_for("best-small", None, [], None, n) == config_for("best", None, [], None, n)
-        for n in (7.6, 165.0, 959.0)
-    )
+    small = [config_for("best-small", None, [], None, n) for n in (7.6, 165.0, 959.0)]
+    assert sparse.model.copies == 2 and small == [replace(sparse, model=replace(sparse.model, copies=1)), dense, long]
     assert min(BEST) == 0

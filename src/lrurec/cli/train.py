@@ -32,7 +32,7 @@ recipes:
   paper   the paper's protocol: constant rate 1e-3, early stopping on validation Recall@10
   fast    one-cycle rate with a higher peak: the same accuracy in far fewer steps
   best    the most accurate: a transition memory beside the model, and settings chosen by how long histories are
-          (best-small: the same; its width is 64 already)
+          (best-small: the same with one model where best has two side by side, on short histories)
 
 examples:
   lrurec train data/mine --out runs/mine

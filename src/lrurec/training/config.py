@@ -121,13 +121,13 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"model": {}, "training": {}},
     "fast": {"model": {}, "training": {**_ONE_CYCLE, "learning_rate": 4e-3, "steps": 3500}},
     "best": {},  # by the kind of the log: BEST
-    "best-small": {},  # the same: it has width 64 everywhere
+    "best-small": {},  # the same with one model, where that has two side by side
 }
 MANY_ITEMS = 50_000  # from which on `best` samples negatives, whatever the length of histories
 # Of `best`, by how many events a user has on average: from so many on, these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
-        "model": {"pffn": False, "dropout": 0.6},
+        "model": {"pffn": False, "dropout": 0.6, "copies": 2},
         "training": {
             **_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
             "weight_decay": 0.1, "look_ahead": 0.4,
@@ -161,6 +161,8 @@ def _recipe(name: str, per_user: float, items: int, model: str) -> dict[str, dic
     if by_kind:
         own = {f.name for f in dataclasses.fields(model_class(model).Config)}
         values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
+        if name == "best-small":
+            values["model"].pop("copies", None)
         if not issubclass(model_class(model), TrainedModel):
             values = {}
     return values
