@@ -48,7 +48,7 @@ def made(out: Path, given: Sequence[str] = (), results: Path | None = None) -> M
         {r["dataset"]["name"] for r in own} | {table["dataset"] for table in before.get("datasets", ())}
     ):
         models = [_model(m, titles[m], trials[name][m], kinds[name], given) for m in titles]
-        tables.append({"dataset": name, "kind": kinds[name], "models": [m for m in models if len(m["trials"]) > 1]})
+        tables.append({"dataset": name, "kind": kinds[name], "models": [m for m in models if m["trials"]]})
     whole = {
         "target": "tuning", "paper": paper.paper, "goal": GOAL, "datasets": tables,
         "machines": sorted({r["machine"] for r in found} | set(before.get("machines", ()))),
@@ -60,13 +60,14 @@ def made(out: Path, given: Sequence[str] = (), results: Path | None = None) -> M
         "says. In bold: the best Recall@10 of a model among trials of the same length. The test set takes no part.",
     ]
     for table in tables:
-        names = ",".join(model["model"] for model in table["models"])
+        compared = [model for model in table["models"] if len(model["trials"]) > 1]  # one trial says nothing
+        names = ",".join(model["model"] for model in compared)
         lines += ["", f"## {table['dataset']}", ""]
         head = ["model", "dropout", "rate", "steps", "seed", "NDCG@10", "Recall@10", "in the main table"]
-        lines += grid(head, [row for model in table["models"] for row in _cells(model)])
-        lines += ["", *(remark(model) for model in table["models"]), ""]
+        lines += grid(head, [row for model in compared for row in _cells(model)])
+        lines += ["", *(remark(model) for model in compared), ""]
         lines += [f"    lrurec reproduce tuning --datasets {table['dataset']} --models {names}"]
-        if any(t["steps"] != model["steps"] for model in table["models"] for t in model["trials"]):
+        if any(t["steps"] != model["steps"] for model in compared for t in model["trials"]):
             lines += ["", "Trials of other lengths: the same with `--set training.steps=N`."]
     return Made(whole, "\n".join(lines) + "\n")
 
