@@ -153,7 +153,8 @@ def test_tuning(tiny: Path, out: Path, tmp_path: Path, run: Run) -> None:
     assert run("reproduce", "tuning", "--models", "fism-half-rate,fism-double-rate", *other).code == 0
     (table,) = whole(results, "tuning")["datasets"]
     by_model = {model["model"]: model for model in table["models"]}
-    assert len(by_model["fism"]["trials"]) == 2 and by_model["mf"]["trials"] == trials
+    several = [(m["model"], len(m["trials"])) for m in table["models"] if len(m["trials"]) > 1]
+    assert several == [("fism", 2), ("mf", 5)] and by_model["mf"]["trials"] == trials
     assert "none of them the main table's" in (results / "tuning.md").read_text()
     assert not started(run("reproduce", "tuning", "--models", "mf", *common).err)
     short = ("--datasets", tiny, "--out", tmp_path / "short", *small, "--set", "training.steps=4", "--results", results)
