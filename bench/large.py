@@ -1,6 +1,6 @@
 """Large catalogues and long histories: what an item costs in training, and how long it takes to rank everything.
 
-    pip install -c constraints.txt -e '.[train,serve,reproduce]'
+    pip install -c constraints.txt -e '.[train,serve,reproduce,bench]'
     python bench/large.py [--users 10000] [--only PART]
 
 Made-up histories at the size of XLong (69,691 users, 2,122,932 items, 958 events each), width 64, two threads. Every
@@ -28,8 +28,9 @@ from lrurec.data.split import Targets
 from lrurec.evaluation.ranking import rank
 from lrurec.planning.log import Log
 from lrurec.planning.plan import probe
+from lrurec.serving.approximate import Approximate, with_bias
 from lrurec.serving.indexing import build_index
-from lrurec.serving.retrieval import Approximate, Exact, with_bias
+from lrurec.serving.retrieval import Exact
 from lrurec.serving.scanned import Scanned
 from lrurec.training.config import config_for
 from lrurec.training.learner import build

@@ -69,12 +69,12 @@ def test_doctor(run: Run) -> None:
 
 
 def test_doctor_knows_every_extra() -> None:
-    from lrurec.cli.doctor import DISTRIBUTIONS, PARTS
+    from lrurec.cli.doctor import PARTS
     from test_package import extras
 
     found: dict[str, set[str]] = {}
     for extra, needs in PARTS.values():  # some need only a part of their extra
-        found.setdefault(extra, set()).update(DISTRIBUTIONS.get(name, name).replace("_", "-") for name in needs)
+        found.setdefault(extra, set()).update(name.replace("_", "-") for name in needs)
     for extra, packages in found.items():
         wanted = {re.split(r"[>=\[]", r)[0].replace("_", "-") for r in extras()[extra]}
         assert wanted - {"lrurec"} == packages

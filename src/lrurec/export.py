@@ -19,12 +19,13 @@ from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import new_folder, write_manifest
 from lrurec.models.base import Model, RecurrentModel
 from lrurec.models.lrurec import LRURec
+from lrurec.serving.approximate import Approximate
 from lrurec.serving.artifact import KIND, VERSION, WEIGHTS, save_memory
 from lrurec.serving.copies import AnyEngine, AnyShape, engine_of
 from lrurec.serving.engine import Floats, Shape
 from lrurec.serving.half import rounded
 from lrurec.serving.indexing import FEWEST, LARGE, build_index
-from lrurec.serving.retrieval import Approximate, Exact
+from lrurec.serving.retrieval import Exact
 from lrurec.serving.rwkv import RwkvShape
 from lrurec.serving.scanned import Scanned
 from lrurec.training.run import Run

@@ -32,12 +32,10 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "httptools",
             "msgspec",
             "prometheus_client",
-            "faiss",
         ),
     ),
     "cluster": ("cluster", ("ray",)),
 }
-DISTRIBUTIONS = {"faiss": "faiss-cpu"}  # where it is not called like the package
 PROGRAMS = {"redis-server": "a shared store for serving"}
 
 
@@ -54,7 +52,7 @@ def add(commands: Commands) -> None:
 
 def _version(package: str) -> str | None:
     try:
-        return metadata.version(DISTRIBUTIONS.get(package, package))
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "--index",
         choices=("auto", "exact", "scanned", "approximate"),
         default="auto",
-        help="how the best items are found; auto: exact below 50,000 items, approximate (faiss) from there on; scanned: exact, too,"
+        help="how the best items are found; auto: exact below 50,000 items, approximate from there on; scanned: exact, too,"
         " by way of 8-bit codes, for large catalogues",
     )
     p.add_argument(

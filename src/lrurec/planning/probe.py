@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,11 @@ from lrurec.evaluation.ranking import rank
 from lrurec.export import shape_of, weights_of
 from lrurec.models.base import TrainedModel
 from lrurec.models.lrurec import LRURec
+from lrurec.serving.approximate import FILES, Approximate
 from lrurec.serving.copies import engine_of
 from lrurec.serving.engine import Floats
 from lrurec.serving.indexing import LARGE, build_index
-from lrurec.serving.retrieval import INDEX, Approximate, Exact, Retriever
+from lrurec.serving.retrieval import Exact, Retriever
 from lrurec.serving.scanned import Scanned
 from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
 from lrurec.training.config import RunConfig, from_values
@@ -56,7 +56,7 @@ class Measured:
     observe: float | None  # seconds per event; None: it cannot be served
     exact: float | None  # seconds per top-k of all items
     scanned: float | None  # the same by way of codes; None: too few items
-    approximate: float | None  # None: too few items, or no faiss
+    approximate: float | None  # None: too few items
     index: float  # bytes of the index
     counted: float = 0.0  # seconds per event that a memory counts
     example: float = 0.0  # and per example that it learns from
@@ -129,7 +129,7 @@ def _served(model: Any, items: int) -> tuple[float | None, float | None, float |
     exact, scanned, approximate, size = (line(sizes, values, items) for values in zip(*ways, strict=True))
     if items < LARGE:
         return seconds, exact, None, None, 0.0
-    return seconds, exact, scanned, approximate if _has_faiss() else None, size
+    return seconds, exact, scanned, approximate, size
 
 
 def _asked(table: Floats, bias: Floats, large: bool) -> tuple[float, float, float, float]:
@@ -143,10 +143,9 @@ def _asked(table: Floats, bias: Floats, large: bool) -> tuple[float, float, floa
     with tempfile.TemporaryDirectory() as folder:
         if large:
             scanned = asked(Scanned.build(Path(folder), table, bias))
-        if large and _has_faiss():
             made = build_index(Path(folder), table, bias, queries)
             approximate = asked(Approximate.open(Path(folder), made["candidates"], table, bias))
-            size = float(sum(path.stat().st_size for path in Path(folder).glob(INDEX)))
+            size = float(sum((Path(folder) / name).stat().st_size for name in FILES))
     return exact, scanned, approximate, size
 
 
@@ -154,10 +153,6 @@ def line(at: Sequence[float], values: Sequence[float], there: float) -> float:
     """What lies `there` on the straight line through two points; nothing shrinks behind them."""
     (a, b), (first, second) = at, values
     return second if a == b else second + max(0.0, (second - first) / (b - a)) * (there - b)
-
-
-def _has_faiss() -> bool:
-    return find_spec("faiss") is not None
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -5,7 +5,7 @@ weights.safetensors   the blocks, laid out for stepping (lrurec.serving.engine)
 table.npy             float32 or 16 [items, width]  what an item is as input, and what it is scored with
 bias.npy              float32 [items]
 popular.npy           int32 [at most 1000]     the items seen most often, the first the most
-index-*.faiss         for a large catalogue: where to look first (lrurec.serving.retrieval); or
+near_*.npy            for a large catalogue: the table in 4 bits, where to look first (lrurec.serving.approximate); or
 codes.npy, scales.npy the table in 8 bits, to find the best ones exactly (lrurec.serving.scanned)
 memory_*.npy          what came near what, where the run has a memory (lrurec.memory)
 item_ids.*            the ids, sorted; item_names.* where there are titles
@@ -29,10 +29,11 @@ from lrurec.errors import FolderError, LrurecError, SettingsError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
+from lrurec.serving.approximate import Approximate
 from lrurec.serving.copies import AnyEngine, engine_of, tensors_of
 from lrurec.serving.engine import Floats, Shape, check_tensors
 from lrurec.serving.half import HalfTable, Table
-from lrurec.serving.retrieval import Approximate, Exact, Retriever
+from lrurec.serving.retrieval import Exact, Retriever
 from lrurec.serving.rwkv import RwkvShape
 from lrurec.serving.scanned import Scanned
 

@@ -1,19 +1,15 @@
 """The best items for some vectors. Knows vectors and item numbers, not users."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from lrurec.errors import FolderError, MissingPartError
 from lrurec.kernels.select import keep_best, score_some, strike_out
 from lrurec.serving.engine import Floats
 from lrurec.serving.half import HalfTable, Table
 from lrurec.serving.store.base import Indices
-from lrurec.serving.threads import at_once
 
-INDEX = "index-*.faiss"  # a file for each part of the catalogue
 _TILE = 1 << 14  # items scored together: their scores stay in the cache
 _SORTED = 128  # results that are kept sorted while scanning; for more, all scores are partitioned
 Found = list[tuple[Indices, Floats]]
@@ -80,81 +76,6 @@ class Exact:
             best = best_of(scores, k)
             found.append((allow[best], scores[best]))
         return found
-
-
-class Approximate:
-    """Scans the catalogue in 4 bits per number, or per two (faiss, product quantisation), then scores the best exactly.
-
-    What is scanned is the vector of an item with its bias as one more number. `candidates`: how many are scored exactly.
-    A large catalogue is scanned in `parts`, one index after another, which a single question has on several threads.
-    """
-
-    kind = "approximate"
-
-    def __init__(self, parts: Sequence[Any], candidates: int, table: Table, bias: Floats) -> None:
-        self.candidates, self.exact = candidates, Exact(table, bias)
-        firsts = np.cumsum([0, *(index.ntotal for index in parts)]).tolist()
-        self.parts = list(zip(parts, firsts[:-1], strict=True))  # each with its first item
-
-    @classmethod
-    def open(cls, folder: Path, candidates: int, table: Table, bias: Floats) -> "Approximate":
-        paths = sorted(folder.glob(INDEX))
-        try:
-            parts = [faiss().read_index(str(path)) for path in paths]
-        except RuntimeError as error:
-            raise FolderError(f"{folder}: its index cannot be read ({error}); export it again") from None
-        if sum(index.ntotal for index in parts) != len(table):
-            raise FolderError(f"{folder}: its index is not that of its items; export it again")
-        return cls(parts, candidates, table, bias)
-
-    def search(
-        self, queries: Floats, k: int, exclude: Sequence[Indices] | None = None, allow: Indices | None = None
-    ) -> Found:
-        if allow is not None or k <= 0 or not len(queries):
-            return self.exact.search(queries, k, exclude, allow)
-        gone = [np.zeros(0, np.int64) for _ in queries] if exclude is None else exclude
-        wanted = -(-max(self.candidates, 4 * k) // len(self.parts)) + max(len(g) for g in gone)  # of each part
-        if 2 * wanted * len(self.parts) >= len(self.exact.table):  # no candidates, but nearly everything
-            return self.exact.search(queries, k, exclude)
-        asked = with_bias(queries, np.ones(len(queries), np.float32), self.parts[0][0].d)
-
-        def scanned(part: tuple[Any, int]) -> Found:
-            """For each query the candidates of a part, in order, and their scores."""
-            index, first = part
-            _, near = index.search(asked, wanted)
-            found = []
-            for query, places, out in zip(queries, near, gone, strict=True):
-                items = first + np.sort(places[places >= 0])
-                items = items[~np.isin(items, out)] if len(out) else items
-                found.append((items, self.exact.scores_of(items, query)))
-            return found
-
-        scans = at_once(scanned, self.parts) if len(queries) == 1 else [scanned(part) for part in self.parts]
-        results = []
-        for of_query in zip(*scans, strict=True):
-            items, scores = (np.concatenate(some) for some in zip(*of_query, strict=True))
-            best = best_of(scores, k)
-            results.append((items[best], scores[best]))
-        return results
-
-
-def with_bias(vectors: Floats, bias: Floats, width: int) -> Floats:
-    """Vectors with one more number, and zeros up to a width, as the index has them."""
-    found = np.zeros((len(vectors), width), np.float32)
-    found[:, : vectors.shape[1]] = vectors
-    found[:, vectors.shape[1]] = bias
-    return found
-
-
-def faiss() -> Any:
-    """The library, or a sentence."""
-    try:
-        import faiss as library
-    except ImportError:
-        raise MissingPartError(
-            "an approximate index needs faiss; pip install 'lrurec[serve]', or export with --index exact"
-        ) from None
-    return library
 
 
 def _places(items: Indices, allow: Indices) -> Indices:
