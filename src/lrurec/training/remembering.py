@@ -96,6 +96,21 @@ def remember(
 ) -> Memory:
     """The memory of a model that was trained on what `hold_back` leaves of `train`."""
     kept, held = hold_back(train, config.held_back, seed)
+    return remembered(model, kept, held, train, config, max_length, seed, device, watch)
+
+
+def remembered(
+    model: TrainedModel,
+    kept: Sequences,
+    held: Targets,
+    whole: Sequences,
+    config: MemoryConfig,
+    max_length: int,
+    seed: int,
+    device: str = "cpu",
+    watch: Callable[[str], None] = lambda line: None,
+) -> Memory:
+    """A memory of `whole`, believed as much as one of `kept` was right about the targets held back from it."""
     items = model.sizes.items
     watch("counting what came near what")
     counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config, at_once)
@@ -110,7 +125,7 @@ def remember(
     del counted, examples  # before there is another of the first
     give_back()
     watch("counting once more, with those")
-    return Memory(Transitions.count(train.items, train.starts, train.stops, items, config, at_once), weights)
+    return Memory(Transitions.count(whole.items, whole.starts, whole.stops, items, config, at_once), weights)
 
 
 @dataclass(frozen=True)
