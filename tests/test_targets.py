@@ -183,11 +183,14 @@ def test_what_is_said_of_a_tuned_model(main: float, others: list[float], told: s
         return {"main": is_main, "seed": 0, "steps": 9, "valid": valid, "dropout": 0.1, "rate": rate}
 
     trials = [trial(main, True, 1.0), *(trial(recall, False, 2.0 + k) for k, recall in enumerate(others))]
-    model = {"title": "A", "trials": trials, "behind": tuning.behind(trials)}
+    model = {"title": "A", "trials": trials, "behind": tuning.behind(trials, 9)}
     assert told in tuning.remark(model)
     shorter = [{**t, "steps": 5, "valid": {"recall@10": 1 - t["valid"]["recall@10"]}} for t in trials]
-    assert tuning.behind([*shorter, *trials]) == model["behind"]  # the longest decide
-    assert tuning.behind([*shorter, trials[0]]) == tuning.behind(shorter)  # that can be compared
+    assert tuning.behind([*shorter, *trials], 7) == model["behind"]  # the longest decide
+    assert tuning.behind([*shorter, *trials], 5) == tuning.behind(
+        shorter, 5
+    )  # unless others are as long as the main table's
+    assert tuning.behind([*shorter, trials[0]], 9) == tuning.behind(shorter, 9)  # that can be compared
 
 
 def test_datasets(tiny: Path, out: Path, run: Run) -> None:

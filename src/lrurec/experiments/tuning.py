@@ -107,12 +107,15 @@ def _model(model: str, title: str, some: list[Trial], kind: str, given: Sequence
         main = as_long == settings_for(kind, model, trial["seed"], given).config
         unique.setdefault(config, {**trial, "main": main})
     trials = sorted(unique.values(), key=lambda t: (t["steps"], t["dropout"], t["rate"], t["seed"]))
-    return {"model": model, "title": title, "steps": steps, "trials": trials, "behind": behind(trials)}
+    return {"model": model, "title": title, "steps": steps, "trials": trials, "behind": behind(trials, steps)}
 
 
-def behind(trials: list[Trial]) -> float | None:
-    """By how much the main table's trial is behind the best of the same length and seeds, of the longest that can be compared."""
-    for steps in sorted({t["steps"] for t in trials}, reverse=True):
+def behind(trials: list[Trial], own: int) -> float | None:
+    """By how much the main table's trial is behind the best of the same length and seeds.
+
+    Of its own length if that can be compared, else of the longest that can.
+    """
+    for steps in sorted({t["steps"] for t in trials}, key=lambda steps: (steps != own, -steps)):
         alike = [t for t in trials if t["steps"] == steps]
         seeds = {t["seed"] for t in alike if not t["main"]}
         both = [t["valid"][GOAL] for t in alike if t["main"] and t["seed"] in seeds]
