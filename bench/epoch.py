@@ -247,11 +247,16 @@ def main() -> None:
         note("a Markov chain", markov(split.train, valid, items), "lines", valid)
         kept, held = hold_back(split.train, own.held_back, t.seed)
         order = np.random.default_rng(1).permutation(len(split.train))
+        whole = json.loads((options.run / "result.json").read_text())["best_step"]
         for step in sorted(int(path.stem) for path in (options.run / CURVE).glob("*.safetensors")):
-            restore_model(model, load_checkpoint(options.run / CURVE / f"{step}.safetensors")[0])
-            seen = np.sort(order[: round(len(order) * min(1, step / curve[-1]["step"]))])
-            model.memory = None
-            model.memory = remembered(model, some(kept, seen), held, some(split.train, seen), own, t.seen, t.seed)
+            if step == whole == curve[-1]["step"]:  # that is the run itself
+                model.restore(final)
+                model.memory = memory
+            else:
+                restore_model(model, load_checkpoint(options.run / CURVE / f"{step}.safetensors")[0])
+                seen = np.sort(order[: round(len(order) * min(1, step / curve[-1]["step"]))])
+                model.memory = None
+                model.memory = remembered(model, some(kept, seen), held, some(split.train, seen), own, t.seen, t.seed)
             note(str(step), model, "points", valid)
         model.restore(final)
         model.memory = memory

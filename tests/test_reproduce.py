@@ -287,7 +287,8 @@ def test_mistakes(tiny: Path, tmp_path: Path, run: Run, monkeypatch: pytest.Monk
 def test_settings_follow_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kind_of(n) for n in (7.1, 29.9, 30.0, 165.5)] == ["sparse", "sparse", "dense", "dense"]
     dense = settings_for("dense", "lrurec", 3)
-    assert dense.recipe == "fast" and dense.assignments == ("training.max_length=200", "training.seed=3")
+    assert dense.recipe == "fast"
+    assert dense.assignments == ("model.dropout=0.1", "training.max_length=200", "training.seed=3")
     sparse = settings_for("sparse", "lrurec", 0).config
     assert (sparse.model.dropout, sparse.training.steps, sparse.training.shared_negatives) == (0.6, 12000, True)
     assert settings_for("sparse", "popularity", 0, ["training.steps=5"]).assignments == ("training.seed=0",)
