@@ -158,7 +158,12 @@ def page(found: dict[str, Any]) -> str:
             "![the learning curve](epoch.svg)",
         ]
     if found["sizes"]:
-        lines += ["", "The same items, by the size of the memory (`memory.pairs`):", "", *grid("pairs", found["sizes"])]
+        lines += [
+            "",
+            f"Validation items of the same {found['users']:,} users, by the size of the memory (`memory.pairs`):",
+            "",
+            *grid("pairs", found["sizes"]),
+        ]
     lines += ["", "The model alone, as it learned (validation, 10,000 sampled items, all users):", ""]
     lines += ["| step | Recall@10 | NDCG@10 |", "|---:|---:|---:|"]
     lines += [f"| {r['step']:,} | {r['recall@10']:.4f} | {r['ndcg@10']:.4f} |" for r in found["curve"]]
