@@ -111,8 +111,10 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_each_learns_as_if_alone(sample: Path, tmp_path: Path, loss: str) -> None:
+def test_each_learns_as_if_alone(sample: Path, loss: str, threads: int) -> None:
+    """The same bits as a model that is trained alone with a copy's share of the threads."""
     dataset = data_of(sample)
     settings = [*SETTINGS, f"training.loss={loss}", "training.negatives=50", "training.shared_negatives=true"]
     config = config_for("fast", None, settings)
@@ -126,9 +128,16 @@ def test_each_learns_as_if_alone(sample: Path, tmp_path: Path, loss: str) -> Non
         learner_for(dataset.n_items, dataset.n_users, train, config_for("fast", None, [*own, f"training.seed={seed}"]))
         for seed in seeds
     ]
-    for step in range(4):
-        losses = [one.step(step)[0] for one in alone]
-        assert both.step(step)[0] == pytest.approx(np.mean(losses))
+    before = torch.get_num_threads()
+    try:
+        for step in range(4):
+            torch.set_num_threads(max(1, threads // 2))
+            losses = [one.step(step)[0] for one in alone]
+            torch.set_num_threads(threads)
+            assert both.step(step)[0] == pytest.approx(np.mean(losses))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
     both.settle()
     for c, one in enumerate(alone):
         one.settle()

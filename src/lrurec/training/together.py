@@ -1,15 +1,17 @@
 """Several models trained as one, each as if it were alone. Knows learners and how a model of copies is put together.
 
 Copy c is what a run with another seed would train: its own beginning, batches, dropout and negatives. (With the same batches the copies
-come out so much alike that averaging them brings little.)
+come out so much alike that averaging them brings little.) On a processor with several cores the copies step at the same time.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from lrurec.data.split import Sequences
 from lrurec.models.lrurec import LRURec
+from lrurec.nn.threads import side_by_side
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import Learner, build, settled
 
@@ -38,7 +40,8 @@ class Together:
 
     def step(self, number: int) -> tuple[float, int]:
         """Step 0, 1, ...: the mean loss, and how many targets each learned from."""
-        losses, counts = zip(*(part.step(number) for part in self.parts), strict=True)
+        done = side_by_side([partial(part.step, number) for part in self.parts])
+        losses, counts = zip(*done, strict=True)
         return sum(losses) / len(losses), counts[0]
 
     def settle(self) -> None:
