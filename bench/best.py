@@ -73,11 +73,11 @@ def compared(runs: Path, name: str) -> dict[str, Any] | None:
     return {k: v for k, v in found.items() if k not in ("first", "second")}
 
 
-def latency(runs: Path, name: str, rounds: int = 300) -> dict[str, float] | None:
-    """Microseconds of observe + recommend (top 10), `best` and the plain model in turns, and recommend alone: medians."""
-    folders = both(runs, name)
+def latency(folders: dict[str, Path] | None, rounds: int = 300) -> dict[str, float] | None:
+    """Microseconds of observe + recommend (top 10), the runs of one dataset in turns, and recommend alone: medians."""
     if folders is None:
         return None
+    names = list(folders)
     took: dict[str, list[float]] = {recipe: [] for recipe in folders}
     asked: dict[str, list[float]] = {recipe: [] for recipe in folders}
     with tempfile.TemporaryDirectory() as scratch:
@@ -86,13 +86,13 @@ def latency(runs: Path, name: str, rounds: int = 300) -> dict[str, float] | None
             opened = Run.open(folder)
             export(opened, opened.dataset(), Path(scratch) / recipe, index="exact")
             lives[recipe] = Live(Path(scratch) / recipe, Path(scratch) / f"{recipe}-store")
-        dataset = Run.open(folders["best"]).dataset()
+        dataset = Run.open(folders[names[0]]).dataset()
         rng = np.random.default_rng(0)
         for turn in range(rounds):
             user = int(rng.integers(dataset.n_users))
             items = dataset.items[dataset.offsets[user] : dataset.offsets[user + 1]]
             events = [dataset.item_ids[int(i)] for i in items[-20:]]
-            for recipe in RECIPES if turn % 2 else RECIPES[::-1]:
+            for recipe in names if turn % 2 else names[::-1]:
                 live, person = lives[recipe], f"u{turn}"
                 before = [live.event(live.served, item, None, None) for item in events[:-1]]
                 live.store.append(person, before, live.served.states)
@@ -252,7 +252,9 @@ def main() -> None:
             settings = [o for s in PAPER.get(name, PAPER["beauty"]) for o in ("--set", s)]
             train(options.runs / f"paper-{name}-{seed}", folders[name], "--recipe", "paper", *settings, *own)
             write(options.runs, names, options.seeds)
-    measured = {name: {"latency": latency(options.runs, name), "step": steps(options.runs, name)} for name in names}
+    measured = {
+        name: {"latency": latency(both(options.runs, name)), "step": steps(options.runs, name)} for name in names
+    }
     write(options.runs, names, options.seeds, measured)
 
 

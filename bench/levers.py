@@ -1,0 +1,133 @@
+"""What each part of the recipe `best` brings: alone beside the plain model, and taken away from the whole.
+
+    LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3]
+
+Every run is a plain `lrurec train --recipe best` with some parts switched off by --set, kept in the folder after --runs as ROW-NAME-SEED; one that is
+already there is not trained again (an unfinished one is resumed). A run of bench/best.py in the same folder is the row of the whole. The table is written to
+results/levers.md and results/levers.json after each run. What a part costs per event is measured at the end.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accuracy import CASES, arguments, spread
+from best import done_of, latency, prepared, train
+from measure import machine
+
+ROOT = Path(__file__).parents[1]
+METRICS = ("ndcg@10", "recall@10")
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A part of the recipe, and the settings without it."""
+
+    title: str
+    off: tuple[str, ...]
+
+
+LEVERS = {
+    "ml-1m": {
+        "rwkv": Lever("RWKV in the block", ("model.mixer=lru",)),
+        "memory": Lever("the memory", ("memory.use=false", "training.finish=0", "training.steps=4500")),
+        "finish": Lever("the finish", ("training.finish=0", "training.steps=4500")),
+    },
+    "beauty": {
+        "copies": Lever("a second model", ("model.copies=1",)),
+        "pffn": Lever("dropping the feed-forward network", ("model.pffn=true",)),
+        "ahead": Lever("looking ahead", ("training.look_ahead=0.0",)),
+        "decay": Lever("weight decay 0.1", ("training.weight_decay=0.01",)),
+        "memory": Lever("the memory", ("memory.use=false", "training.finish=0", "training.steps=8000")),
+        "finish": Lever("the finish", ("training.finish=0", "training.steps=8000")),
+    },
+}
+PLAIN, WHOLE = "plain", "best"
+
+
+def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Of each row the title and the settings beside `--recipe best`. The finish goes with the memory: alone there is none."""
+    levers = LEVERS[name]
+
+    def without(*which: str) -> tuple[str, ...]:
+        # Without the memory there is nothing to finish with; the settings of both are the same.
+        return tuple(dict.fromkeys(setting for lever in which for setting in levers[lever].off))
+
+    found = {PLAIN: ("none of them", without(*levers))}
+    for own in levers:
+        if own != "finish":
+            found[f"only-{own}"] = (f"{levers[own].title} alone", without(*(k for k in levers if k != own)))
+    found[WHOLE] = ("all of them: `best`", ())
+    for own, lever in levers.items():
+        if without(own) not in [off for _, off in found.values()]:  # with two parts, all but one is the other alone
+            found[f"no-{own}"] = (f"all but {lever.title}", without(own))
+    return found
+
+
+def table(name: str, found: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"## {name}",
+        "",
+        "| parts | seeds | NDCG@10 | Recall@10 | valid NDCG@10 | valid Recall@10 | s of training | observe + recommend, times plain |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row, (title, _) in rows(name).items():
+        if row in found:
+            results, ratio = found[row]["runs"], found[row].get("latency")
+            cells = [spread([r[part][m] for r in results]) for part in ("test", "valid") for m in METRICS]
+            seconds = sum(r["seconds"] for r in results) / len(results)
+            cells += [f"{seconds:,.0f}", f"{ratio:.2f}" if ratio else "-"]
+            lines.append(f"| {title} | {len(results)} | {' | '.join(cells)} |")
+    settings = [f"- {title}: {', '.join(f'`{s}`' for s in off)}" for title, off in rows(name).values() if off]
+    return [*lines, "", "Beside `--recipe best`:", "", *settings]
+
+
+def write(runs: Path, seeds: int, costs: dict[str, dict[str, float]] | None = None) -> None:
+    found: dict[str, Any] = {}
+    for name in CASES:
+        done = {row: done_of(runs, row, name, seeds) for row in rows(name)}
+        found[name] = {row: {"runs": results} for row, results in done.items() if results}
+        for row, ratio in (costs or {}).get(name, {}).items():
+            found[name][row]["latency"] = ratio
+    lines = [
+        "# What each part of `best` brings",
+        "",
+        f"`LRUREC_DATA=DIR python bench/levers.py --runs DIR` on {machine()}.",
+        "Test and validation, all items ranked, seen ones masked; mean and standard deviation over the seeds. Every row of a dataset has as many steps as `best`, the finish included.",
+    ]
+    for name in CASES:
+        if found[name]:
+            lines += table(name, found[name])
+    (ROOT / "results" / "levers.json").write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+    (ROOT / "results" / "levers.md").write_text("\n".join(lines) + "\n")
+
+
+def cost(runs: Path, name: str) -> dict[str, float]:
+    """Observe + recommend of each row over that of the plain one, each pair in turns."""
+    found = {}
+    for row in rows(name):
+        pair = {PLAIN: runs / f"{PLAIN}-{name}-0", row: runs / f"{row}-{name}-0"}
+        if row != PLAIN and all((folder / "result.json").exists() for folder in pair.values()):
+            took = latency(pair)
+            assert took is not None
+            found[row] = took[row] / took[PLAIN]
+    return found
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    names = options.only or list(CASES)
+    for name in () if options.table else names:
+        data = prepared(name, options.runs)
+        for seed in range(options.seeds):
+            for row, (_, off) in rows(name).items():
+                words = [word for s in (*off, f"training.seed={seed}") for word in ("--set", s)]
+                train(options.runs / f"{row}-{name}-{seed}", data, "--recipe", "best", *words)
+                write(options.runs, options.seeds)
+    write(options.runs, options.seeds, {name: cost(options.runs, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()
