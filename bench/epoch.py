@@ -138,10 +138,12 @@ def measured(model: Model, targets: Targets, max_length: int) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
+    others = list(found["sizes"])[1:]
+    pairs = f" --pairs {','.join(others)}" if others else ""
     lines = [
         "# One epoch at the size of XLong",
         "",
-        f"`python bench/epoch.py --dataset data/xlong --run RUN --users {found['users']}` on {found['machine']}; its docstring has the commands that make the dataset.",
+        f"`python bench/epoch.py --dataset data/xlong --run RUN --users {found['users']}{pairs}` on {found['machine']}; its docstring has the commands that make the dataset.",
         f"A made-up log: {found['log']['users']:,} users, {found['log']['items']:,} items, {found['log']['interactions']:,} events. Width 64, length 1,000, batches of 32,",
         f"{found['steps']:,} steps: every event once. {found['training']} Test items of {found['users']:,} users drawn at random.",
         "",
