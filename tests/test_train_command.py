@@ -259,7 +259,35 @@ def test_a_config_that_is_no_text(cycle: Path, run: Run, tmp_path: Path) -> None
 
 def test_a_folder_of_another_kind(cycle: Path, run: Run) -> None:
     said = one_line(run, "evaluate", cycle)
-    assert "is not a lrurec run folder; it is a dataset; a run is made by lrurec train" in said
+    assert (
+        "is not a lrurec run folder; it is a dataset, which lrurec train takes; a run is made by lrurec train" in said
+    )
+
+
+def test_damaged_files_say_what_else_there_is(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    assert run("train", cycle, "--out", out, *SETTINGS).code == 0
+    for file, other in (("best", "last"), ("last", "best")):
+        whole = (out / f"{file}.safetensors").read_bytes()
+        (out / f"{file}.safetensors").write_bytes(whole[:20])
+        said = one_line(run, "evaluate", out, "--checkpoint", file)
+        assert said.strip().endswith(f"or evaluate and export the other one (--checkpoint {other})")
+        assert run("evaluate", out, "--checkpoint", other).code == 0
+        (out / f"{file}.safetensors").write_bytes(whole)
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_says_so(cycle: Path, run: Run) -> None:
+    out = cycle.parent / "run"
+    assert run("train", cycle, "--out", out, *SETTINGS).code == 0
+    for file in ("last.safetensors", "best.safetensors", "metrics.jsonl", "result.json"):
+        (out / file).unlink()
+    again = run("train", cycle, "--out", out, "--resume")
+    assert again.code == 0 and "there is no checkpoint yet" in again.err and "training.validate_every" in again.err
+
+
+def test_more_candidates_than_items_are_all_items(cycle: Path, run: Run) -> None:
+    said = run("train", cycle, "--out", cycle.parent / "run", *SETTINGS, "--set", "training.candidates=1e6")
+    assert said.code == 0 and "Recall@10" in said.out and "sampled" not in said.out + said.err
 
 
 def test_a_dataset_folder_is_no_run_to_go_on_with(cycle: Path, run: Run) -> None:

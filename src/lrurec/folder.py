@@ -24,6 +24,7 @@ from lrurec.errors import FolderError
 
 _AGAIN = {"dataset": "make the dataset again (prepare --force)", "artifact": "make it again with lrurec export"}
 _MADE_BY = {"dataset": "prepare", "run": "train", "artifact": "export"}
+_TAKEN_BY = {"dataset": "train", "run": "evaluate, recommend or export", "artifact": "serve"}
 MANIFEST = "manifest.json"
 _LOCK = ".writing"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -59,7 +60,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
         raise FolderError(f"{path} cannot be read ({error}); make the {kind} again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != f"lrurec-{kind}":
         found = str(manifest.get("format", "")).removeprefix("lrurec-") if isinstance(manifest, dict) else ""
-        what = f"it is {_a(found)}; " if found in _MADE_BY else ""
+        what = f"it is {_a(found)}, which lrurec {_TAKEN_BY[found]} takes; " if found in _TAKEN_BY else ""
         raise FolderError(
             f"{folder} is not a lrurec {kind} folder; {what}{_a(kind)} is made by lrurec {_MADE_BY.get(kind, kind)}"
         )

@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 def add_settings(p: argparse.ArgumentParser) -> None:
     """With what a model is trained: the same options wherever that is asked."""
     p.add_argument("--model", metavar="NAME", help="one of lrurec models (default: lrurec)")
-    p.add_argument("--recipe", metavar="NAME", help="paper, fast or best (default: fast)")
+    p.add_argument("--recipe", metavar="NAME", help="paper, fast, best or best-small (default: fast)")
     p.add_argument("--config", metavar="FILE", help="settings as TOML, over the recipe's")
     p.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="one setting, over all else"

@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
     p.add_argument(
         "--learn",
         action="store_true",
-        help="let the memory of the artifact (--recipe best) count the events that come in, in this process until it ends",
+        help="let the memory of the artifact (--recipe best, memory.use=true) count the events that come in, in this process until it ends",
     )
     p.add_argument(
         "--queue",

@@ -127,6 +127,11 @@ def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]"
     trainer = Trainer(dataset, _split(dataset, made.config), made.config, folder)
     if (folder / LAST).exists():
         trainer.resume()
+    else:
+        every = made.config.training.validate_every
+        _warn(
+            f"there is no checkpoint yet (one is written every {every:,} steps: training.validate_every); it begins anew"
+        )
     if (folder / RESULT).exists():  # it was whole already: what came behind its last checkpoint took time, too
         trainer.seconds = max(trainer.seconds, json.loads((folder / RESULT).read_text(encoding="utf-8"))["seconds"])
     return made, trainer
@@ -143,8 +148,10 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
     trainer.loggers = loggers_for(folder, made.manifest, trainer.step, _warn)
     try:
         among = made.config.training.candidates
+        among = among if among < made.manifest["dataset"]["counts"]["items"] else 0  # then all are ranked
         with _stop_gently(trainer), _view(trainer.step < trainer.steps, among) as (watch, validated):
             trainer.said, trainer.validated = _warn, validated
+            options.stopped = f"stopped; go on with: {again}"
             trainer.train(watch)
         result = None if trainer.interrupted else trainer.result(made.model("best"))
     except BaseException:

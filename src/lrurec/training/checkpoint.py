@@ -21,7 +21,8 @@ from lrurec.errors import FolderError
 from lrurec.models.base import Model
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
-_OTHER = "train again, or use the other one (--checkpoint last, --checkpoint best)"
+_OTHER = "train again with another --out"
+_CHOICE = {"last": "best", "best": "last"}  # of the checkpoints that evaluate and export take
 _SUM = "crc32"  # in the header, eight hexadecimal digits
 
 
@@ -91,10 +92,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} does not exist; the run has no such checkpoint yet: go on with lrurec train ... --resume"
         ) from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FolderError(f"{path} is damaged ({error}); {_OTHER}") from None
+        raise FolderError(f"{path} is damaged ({error}); {_instead(path)}") from None
     if _SUM in metadata and int(metadata[_SUM], 16) != checksum(tensors.values()):  # files of before have none
-        raise FolderError(f"{path} is damaged (its bytes have changed); {_OTHER}")
+        raise FolderError(f"{path} is damaged (its bytes have changed); {_instead(path)}")
     return tensors, state
+
+
+def _instead(path: Path) -> str:
+    """What to do without a file."""
+    other = _CHOICE.get(path.stem)
+    return f"{_OTHER}, or evaluate and export the other one (--checkpoint {other})" if other else _OTHER
 
 
 def restore_model(model: Model, tensors: dict[str, Tensor]) -> None:

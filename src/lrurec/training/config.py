@@ -262,13 +262,15 @@ def _value(text: str) -> Any:
 
 
 def _typed(cls: type, values: dict[str, Any], part: str) -> dict[str, Any]:
-    """Values with the types of the dataclass; an integer may stand for a float."""
+    """Values with the types of the dataclass; an integer may stand for a float, and 1e6 for an integer."""
     kinds = {f.name: f.type for f in dataclasses.fields(cls)}
     done = {}
     for name, value in values.items():
         kind = kinds.get(name)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e6
         if kind is not None and type(value) is not kind:
             wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]  # type: ignore[index]
             raise SettingsError(f"{part}.{name} must be {wanted}, not {value!r}")
