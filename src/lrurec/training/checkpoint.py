@@ -21,7 +21,7 @@ from lrurec.errors import FolderError
 from lrurec.models.base import Model
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
-_OTHER = "train again with another --out"
+_AGAIN = "train again with another --out"
 _CHOICE = {"last": "best", "best": "last"}  # of the checkpoints that evaluate and export take
 _SUM = "crc32"  # in the header, eight hexadecimal digits
 
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _instead(path: Path) -> str:
     """What to do without a file."""
     other = _CHOICE.get(path.stem)
-    return f"{_OTHER}, or evaluate and export the other one (--checkpoint {other})" if other else _OTHER
+    return f"{_AGAIN}, or evaluate and export the other one (--checkpoint {other})" if other else _AGAIN
 
 
 def restore_model(model: Model, tensors: dict[str, Tensor]) -> None:
