@@ -18,11 +18,12 @@ from lrurec.nn import fused, fused16
 from lrurec.nn.dropout import Keys
 
 
-def blocks(width: int, channels: int, dropout: float) -> tuple[Block, Block]:
+def blocks(width: int, channels: int, dropout: float, pffn: bool = True) -> tuple[Block, Block]:
     """(fused, plain) with the same weights, none of them at a value that hides a mistake."""
     found = []
     for scan in ("auto", "steps"):
-        block = Block(LRURecConfig(width=width, channels=channels, dropout=dropout, scan=scan), torch.Generator())
+        config = LRURecConfig(width=width, channels=channels, dropout=dropout, scan=scan, pffn=pffn)
+        block = Block(config, torch.Generator())
         g = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in block.parameters():
@@ -58,8 +59,10 @@ def some_states(lengths: list[int], channels: int) -> Tensor:
     return torch.randn(len(lengths), 2, channels, generator=torch.Generator().manual_seed(5))
 
 
-def check(lengths: list[int], width: int, channels: int, dropout: float, threads: int, carried: bool = False) -> None:
-    first, second = blocks(width, channels, dropout)
+def check(
+    lengths: list[int], width: int, channels: int, dropout: float, threads: int, carried: bool = False, pffn: bool = True
+) -> None:
+    first, second = blocks(width, channels, dropout, pffn)
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     x = torch.randn(int(offsets[-1]), width, generator=torch.Generator().manual_seed(3))
     states = some_states(lengths, channels) if carried else None
@@ -84,33 +87,38 @@ def away(found: Tensor, exact: Tensor) -> float:
     threads=st.integers(1, 3),
     piece=st.integers(1, 50),
     carried=st.booleans(),
+    pffn=st.booleans(),
 )
 @settings(max_examples=60)
 def test_fused_is_plain(
-    lengths: list[int], width: int, channels: int, dropout: float, threads: int, piece: int, carried: bool
+    lengths: list[int], width: int, channels: int, dropout: float, threads: int, piece: int, carried: bool, pffn: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "_PIECE", piece)
-        check(lengths, width, channels, dropout, threads, carried)
+        check(lengths, width, channels, dropout, threads, carried, pffn)
 
 
+@pytest.mark.parametrize("pffn", [True, False])
 @pytest.mark.parametrize("lengths", [[2500, 1, 1, 700], [1]])
-def test_at_the_size_of_the_paper(lengths: list[int]) -> None:
-    check(lengths, 64, 128, 0.2, 2)
+def test_at_the_size_of_the_paper(lengths: list[int], pffn: bool) -> None:
+    check(lengths, 64, 128, 0.2, 2, pffn=pffn)
 
 
+@pytest.mark.parametrize("pffn", [True, False])
 @pytest.mark.parametrize("half", [False, True])
-def test_the_same_twice(half: bool) -> None:
+def test_the_same_twice(half: bool, pffn: bool) -> None:
     """Bit for bit: resuming exactly depends on it."""
-    block, _ = blocks(64, 32, 0.5)
+    block, _ = blocks(64, 32, 0.5, pffn)
     x, offsets = torch.randn(3000, 64), torch.tensor([0, 700, 1500, 3000])
     once, twice = (gradients(block, x, offsets, Keys(1), half) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
 
 
-def check_half(lengths: list[int], channels: int, dropout: float, threads: int, carried: bool = False) -> None:
+def check_half(
+    lengths: list[int], channels: int, dropout: float, threads: int, carried: bool = False, pffn: bool = True
+) -> None:
     """Products of bfloat16, fused and plain, against float32: values to 1%, gradients to 2% of their length."""
-    first, second = blocks(64, channels, dropout)
+    first, second = blocks(64, channels, dropout, pffn)
     with torch.no_grad():
         for p in [*first.parameters(), *second.parameters()]:
             if p.ndim == 2 and len(p) > 3:  # a matrix: as large as in a trained model
@@ -133,20 +141,22 @@ def check_half(lengths: list[int], channels: int, dropout: float, threads: int, 
     threads=st.integers(1, 3),
     piece=st.integers(1, 50),
     carried=st.booleans(),
+    pffn=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_half_precision_is_near(
-    lengths: list[int], channels: int, dropout: float, threads: int, piece: int, carried: bool
+    lengths: list[int], channels: int, dropout: float, threads: int, piece: int, carried: bool, pffn: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused16, "_PIECE", piece)
         patch.setattr(fused16, "_PIECE_BACK", piece)
-        check_half(lengths, channels, dropout, threads, carried)
+        check_half(lengths, channels, dropout, threads, carried, pffn)
 
 
+@pytest.mark.parametrize("pffn", [True, False])
 @pytest.mark.parametrize("lengths", [[2500, 1, 1, 700], [1]])
-def test_half_precision_at_the_size_of_the_paper(lengths: list[int]) -> None:
-    check_half(lengths, 128, 0.2, 2)
+def test_half_precision_at_the_size_of_the_paper(lengths: list[int], pffn: bool) -> None:
+    check_half(lengths, 128, 0.2, 2, pffn=pffn)
 
 
 def test_half_precision_without_the_instruction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,9 @@ def forward(
         _add_and_normalise(
             y, c_bias, x[s:e], s * width, mixed, limit, scale, gain1, shift1, norm1[s:e], spread1[s:e], z[:n]
         )
+        if wide == 0:  # no feed-forward network
+            out[s:e] = z[:n]
+            continue
         halve(z[:n], kept_z[s:e])
         multiply(kept_z[s:], n, w1, a, False)
         _gelu(a, b1, s * wide, inside, limit, scale, inner[s:e], g)
@@ -314,19 +317,20 @@ def backward(
         n = e - s
         steps = (n + 1) // 2
         d_z[:n] = grad[s:e]
-        _normalise_backward(
-            norm2[s:e], spread2[s:e], gain2, s * width, outer, limit, scale, d_gain2, d_shift2, d_z[:n], y16, d_b2
-        )
-        multiply(y16, n, w2, d_a, False)
-        _gelu_backward(inner[s:e], d_a, s * wide, inside, limit, scale, g16, a16, d_b1)
-        pair_rows(y16, n, narrow)
-        pair_rows(g16, n, inner_pairs)
-        multiply_columns(narrow, inner_pairs, steps, d_w2, True)
-        pair_rows(a16, n, inner_pairs)
-        pair_rows(kept_z[s:e], n, other)
-        multiply_columns(inner_pairs, other, steps, d_w1, True)
-        multiply(a16, n, w1, more, False)
-        _add(more, d_z[:n])
+        if wide > 0:
+            _normalise_backward(
+                norm2[s:e], spread2[s:e], gain2, s * width, outer, limit, scale, d_gain2, d_shift2, d_z[:n], y16, d_b2
+            )
+            multiply(y16, n, w2, d_a, False)
+            _gelu_backward(inner[s:e], d_a, s * wide, inside, limit, scale, g16, a16, d_b1)
+            pair_rows(y16, n, narrow)
+            pair_rows(g16, n, inner_pairs)
+            multiply_columns(narrow, inner_pairs, steps, d_w2, True)
+            pair_rows(a16, n, inner_pairs)
+            pair_rows(kept_z[s:e], n, other)
+            multiply_columns(inner_pairs, other, steps, d_w1, True)
+            multiply(a16, n, w1, more, False)
+            _add(more, d_z[:n])
         _normalise_backward(
             norm1[s:e], spread1[s:e], gain1, s * width, mixed, limit, scale, d_gain1, d_shift1, d_z[:n], y16, d_c_bias
         )

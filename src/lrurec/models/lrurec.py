@@ -128,19 +128,20 @@ class Block(nn.Module):
                 return self._second(z, self.pffn(z, offsets, half), keys)
 
     def _is_fused(self, x: Tensor) -> bool:
-        """The block as published, which the fused function computes, where it can."""
+        """The block as published, or without its PFFN, which the fused function computes, where it can."""
         c = self.config
-        plain = c.mixer == "lru" and c.layer_norm and c.residual and c.pffn and not c.outer_gelu and c.scan == "auto"
+        plain = c.mixer == "lru" and c.layer_norm and c.residual and not c.outer_gelu and c.scan == "auto"
         return plain and x.device.type == "cpu" and x.dtype == torch.float32
 
     def _weights(self) -> Weights:
         lru, pffn, first, second = self.mixer, self.pffn, self.norm1, self.norm2
-        assert isinstance(lru, LRU) and isinstance(pffn, PFFN)
-        assert isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)
-        return Weights(
-            *lru.in_use(), lru.c_weight, lru.c_bias, first.weight, first.bias,
-            pffn.w1, pffn.b1, pffn.w2, pffn.b2, second.weight, second.bias,
-        )  # fmt: skip
+        assert isinstance(lru, LRU) and isinstance(first, nn.LayerNorm)
+        mixed = *lru.in_use(), lru.c_weight, lru.c_bias, first.weight, first.bias
+        if pffn is None:
+            none, width = first.weight.new_empty(0), self.config.width
+            return Weights(*mixed, none.view(0, width), none, none.view(width, 0), none, none, none)
+        assert isinstance(pffn, PFFN) and isinstance(second, nn.LayerNorm)
+        return Weights(*mixed, pffn.w1, pffn.b1, pffn.w2, pffn.b2, second.weight, second.bias)
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """The mixer's, with that of the channel mixing behind it where there is one."""

@@ -1,7 +1,7 @@
 """The whole LRURec block in one function on a CPU. Knows arrays, not modules.
 
     z   = LayerNorm(Dropout(Re(C h) + c) + x),   h_k = Lambda h_{k-1} + B x_k + b
-    out = LayerNorm(Dropout(W2 Dropout(GELU(W1 z + b1)) + b2) + z)
+    out = LayerNorm(Dropout(W2 Dropout(GELU(W1 z + b1)) + b2) + z)        (z itself without a feed-forward network)
 
 The obvious twin is `Block.forward` in plain torch (lrurec.models.lrurec), where every operation reads and writes the
 whole batch. Here each thread takes whole sequences, a few hundred positions at a time, through all operations while
@@ -62,6 +62,9 @@ def _forward(share: slice, w: Weights, kept: _Kept, order: Order, drop: Dropping
         numbers = (start * width, drop.mixed, drop.limit, drop.scale)
         arrays = kept.norm1[rows].numpy(), kept.spread1[rows].numpy()
         kernels.add_and_normalise(y.numpy(), x.numpy(), *numbers, gain1, shift1, *arrays, z.numpy())
+        if not inside:
+            out[rows] = z
+            continue
         a = torch.addmm(w.b1, z, w.w1.T, out=kept.inner[rows])
         g = torch.empty_like(a)
         kernels.gelu(a.numpy(), start * inside, drop.inner, drop.limit, drop.scale, g.numpy())
@@ -82,18 +85,20 @@ def _backward(
     for rows in reversed(_pieces(share)):
         start = rows.start
         h, a = kept.h[rows], kept.inner[rows]
-        d_z, d_y = torch.empty_like(grad[rows]), torch.empty_like(grad[rows])
-        kernels.normalise_backward(
-            grad[rows].numpy(), kept.norm2[rows].numpy(), kept.spread2[rows].numpy(), w.gain2.numpy(),
-            start * width, drop.outer, drop.limit, drop.scale,
-            d.gain2.numpy(), d.shift2.numpy(), d_z.numpy(), d_y.numpy(), d.b2.numpy(),
-        )  # fmt: skip
-        d_a, g = torch.mm(d_y, w.w2), torch.empty_like(a)
-        numbers = (start * inside, drop.inner, drop.limit, drop.scale)
-        kernels.gelu_backward(a.numpy(), d_a.numpy(), *numbers, g.numpy(), d.b1.numpy())
-        d.w2.addmm_(d_y.T, g)
-        d.w1.addmm_(d_a.T, torch.addcmul(w.shift1, kept.norm1[rows], w.gain1))
-        d_z.addmm_(d_a, w.w1)
+        d_z, d_y = grad[rows], torch.empty_like(grad[rows])
+        if inside:
+            d_z = torch.empty_like(d_y)
+            kernels.normalise_backward(
+                grad[rows].numpy(), kept.norm2[rows].numpy(), kept.spread2[rows].numpy(), w.gain2.numpy(),
+                start * width, drop.outer, drop.limit, drop.scale,
+                d.gain2.numpy(), d.shift2.numpy(), d_z.numpy(), d_y.numpy(), d.b2.numpy(),
+            )  # fmt: skip
+            d_a, g = torch.mm(d_y, w.w2), torch.empty_like(a)
+            numbers = (start * inside, drop.inner, drop.limit, drop.scale)
+            kernels.gelu_backward(a.numpy(), d_a.numpy(), *numbers, g.numpy(), d.b1.numpy())
+            d.w2.addmm_(d_y.T, g)
+            d.w1.addmm_(d_a.T, torch.addcmul(w.shift1, kept.norm1[rows], w.gain1))
+            d_z.addmm_(d_a, w.w1)
         kernels.normalise_backward(
             d_z.numpy(), kept.norm1[rows].numpy(), kept.spread1[rows].numpy(), w.gain1.numpy(),
             start * width, drop.mixed, drop.limit, drop.scale,
@@ -167,6 +172,6 @@ def fused_block(
     Sequences begin with the states `begins` [S, 2C], to which no gradient goes, or with zeros. The states that they end
     with come second, if they began with any; with `half`, they are rounded.
     """
-    drop = Dropping.of(rate, keys)
+    drop = Dropping.of(rate, keys, len(weights.b1) > 0)
     result: tuple[Tensor, Tensor] = _Block.apply(x, offsets, begins, drop, half, *weights)  # type: ignore[no-untyped-call]
     return result

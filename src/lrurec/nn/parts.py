@@ -10,7 +10,10 @@ from lrurec.nn.dropout import Keys, limit_of
 
 
 class Weights(NamedTuple):
-    """What a block learns, as the recurrence uses it: gamma is already part of B and b."""
+    """What a block learns, as the recurrence uses it: gamma is already part of B and b.
+
+    Without a feed-forward network, what belongs to it has no elements.
+    """
 
     lam: Tensor  # [2, C]
     b_weight: Tensor
@@ -54,9 +57,10 @@ class Dropping(NamedTuple):
     scale: Any
 
     @classmethod
-    def of(cls, rate: float, keys: Keys | None) -> "Dropping":
+    def of(cls, rate: float, keys: Keys | None, feeds_forward: bool = True) -> "Dropping":
         if keys is None or rate == 0.0:
             zero = np.uint32(0)
             return cls(zero, zero, zero, zero, np.float32(1.0))
-        mixed, inner, outer = (np.uint32(keys.next()) for _ in range(3))
+        mixed = np.uint32(keys.next())
+        inner, outer = (np.uint32(keys.next() if feeds_forward else 0) for _ in range(2))
         return cls(mixed, inner, outer, np.uint32(limit_of(rate)), np.float32(1.0 / (1.0 - rate)))
