@@ -60,7 +60,13 @@ def some_states(lengths: list[int], channels: int) -> Tensor:
 
 
 def check(
-    lengths: list[int], width: int, channels: int, dropout: float, threads: int, carried: bool = False, pffn: bool = True
+    lengths: list[int],
+    width: int,
+    channels: int,
+    dropout: float,
+    threads: int,
+    carried: bool = False,
+    pffn: bool = True,
 ) -> None:
     first, second = blocks(width, channels, dropout, pffn)
     offsets = torch.tensor([0, *np.cumsum(lengths)])
