@@ -93,6 +93,30 @@ def test_for_whom(tmp_path: Path, run: Run) -> None:
     assert "ndcg@3 by halves of the users" in told and all(name in told for name in names)
 
 
+def test_several_runs_on_a_side(tmp_path: Path, run: Run) -> None:
+    """What a user gets is the mean over the runs of a side, in every metric and slice."""
+    rows = [(u, (u * u + k * k) % 11) for u in range(40) for k in range(5 + u // 8)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    for model in ("popularity", "markov"):
+        assert run("train", tmp_path / "data", "--out", tmp_path / model, "--model", model).code == 0
+    few = ("--set", "model.width=8", "--set", "model.channels=4", "--set", "training.steps=20", "--recipe", "fast")
+    for seed in (0, 1):
+        folder = tmp_path / f"seed-{seed}"
+        assert run("train", tmp_path / "data", "--out", folder, *few, "--set", f"training.seed={seed}").code == 0
+    seeds, popular, markov = [tmp_path / "seed-0", tmp_path / "seed-1"], tmp_path / "popularity", tmp_path / "markov"
+    single = [json.loads(run("compare", one, popular, "-k", "3", "--json").out) for one in seeds]
+    both = json.loads(run("compare", *seeds, "--against", popular, "-k", "3", "--json").out)
+    assert single[0]["metrics"]["ndcg@3"]["mean"] != single[1]["metrics"]["ndcg@3"]["mean"]
+    for group, own in (("metrics", "ndcg@3"), ("halves", 2), ("by_history_length", 0)):
+        assert both[group][own]["first"] == pytest.approx(sum(one[group][own]["first"] for one in single) / 2)
+        assert both[group][own]["second"] == pytest.approx(single[0][group][own]["second"])
+    turned = json.loads(run("compare", popular, "--against", *seeds, "-k", "3", "--json").out)
+    assert turned["metrics"]["ndcg@3"]["mean"] == pytest.approx(-both["metrics"]["ndcg@3"]["mean"])
+    assert turned["second"] == [str(one) for one in seeds]
+    told = run("compare", *seeds, "--against", markov, popular, "-k", "3")
+    assert told.code == 0 and f"A: {seeds[0]}, {seeds[1]}\nB: {markov}, {popular}\n" in told.out
+
+
 def test_runs_that_see_more_or_less(runs: Path, run: Run) -> None:
     short = ("--model", "popularity", "--set", "training.max_length=5")
     assert run("train", runs / "data", "--out", runs / "short", *short).code == 0
@@ -108,6 +132,8 @@ def test_mistakes(runs: Path, run: Run) -> None:
         (("good", "other"), "different datasets"),
         (("good", "nowhere"), "nowhere"),
         (("good", "popular", "--seed", "-1"), "--seed"),
+        (("good", "popular", "--against", str(runs / "other")), "different datasets"),
+        (("good", "popular", str(runs / "good")), "--against"),
     ):
         paths = [a if a.startswith("-") else str(runs / a) for a in arguments[:2]]
         done = run("compare", *paths, *arguments[2:])

@@ -1,4 +1,4 @@
-"""`lrurec compare`: which of two runs is better, and whether that may be luck."""
+"""`lrurec compare`: which of two runs, or of two groups of runs, is better, and whether that may be luck."""
 
 import argparse
 import json
@@ -13,10 +13,12 @@ from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
-    from lrurec.data.split import Targets
+    from lrurec.data.split import Split, Targets
     from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import Ranks
     from lrurec.evaluation.significance import Values
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
 swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
-these users; another seed of the same model is another matter: train several. Below that, for whom: short and long histories, rare
-and popular targets (by how often a target occurs in training), as halves of the users with intervals, and in ranges that double.
+these users; another seed of the same model is another matter: train several, and name them all (--against): what a user gets
+is then the mean over the runs of a side. Below that, for whom: short and long histories, rare and popular targets (by how
+often a target occurs in training), as halves of the users with intervals, and in ranges that double.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
+  lrurec compare runs/lrurec-0 runs/lrurec-1 --against runs/sasrec-0 runs/sasrec-1       two seeds of each
   lrurec compare runs/a runs/b --split valid -k 10 --json
   lrurec compare runs/a runs/b --candidates 10000        among sampled items, as the paper evaluates XLong
 """
@@ -39,11 +43,11 @@ def add(commands: Commands) -> None:
     p = commands.add_parser(
         "compare",
         help="which of two runs is better, and whether that may be luck",
-        description="Compare two runs on the same dataset, user by user.",
+        description="Compare two runs on the same dataset, or several seeds of two models, user by user.",
         epilog=EXAMPLES,
     )
-    p.add_argument("first", metavar="RUN_A", help="a run folder made by lrurec train")
-    p.add_argument("second", metavar="RUN_B", help="another one, trained on the same dataset")
+    p.add_argument("runs", metavar="RUN", nargs="+", help="two run folders, A and B; or those of A alone")
+    p.add_argument("--against", metavar="RUN", nargs="+", help="those of B, trained on the same dataset")
     p.add_argument("--split", choices=("test", "valid"), default="test")
     p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
@@ -66,30 +70,31 @@ def run(options: argparse.Namespace) -> int:
 
     if options.seed < 0:
         raise SettingsError("--seed is a number from 0 on")
-    first, second = (Run.open(Path(path)) for path in (options.first, options.second))
-    if first.manifest["dataset"]["content_id"] != second.manifest["dataset"]["content_id"]:
-        raise SettingsError(
-            f"{options.first} and {options.second} were trained on different datasets; compare runs of one"
-        )
+    sides = [[Run.open(Path(path)) for path in paths] for paths in _sides(options)]
+    first = sides[0][0]
+    for opened in (*sides[0], *sides[1]):
+        if opened.manifest["dataset"]["content_id"] != first.manifest["dataset"]["content_id"]:
+            raise SettingsError(
+                f"{first.folder} and {opened.folder} were trained on different datasets; compare runs of one"
+            )
     dataset = first.dataset(options.dataset)
-    splits = [opened.split(dataset) for opened in (first, second)]  # refused if one has seen the answers
-    asked = [split.test if options.split == "test" else split.valid for split in splits]
+    asked = [
+        [_asked(opened.split(dataset), options.split) for opened in side] for side in sides
+    ]  # seen answers are refused
     drawn = Candidates(options.candidates, options.seed) if options.candidates else None
-    a, b = (_ranks(opened, targets, drawn) for opened, targets in zip((first, second), asked, strict=True))
-    split, targets = splits[0], asked[0]
+    ranks = [
+        [_ranks(opened, targets, drawn) for opened, targets in zip(*side, strict=True)]
+        for side in zip(sides, asked, strict=True)
+    ]
+    split, targets = first.split(dataset), asked[0][0]
     ks = options.ks or [10, 20]
-    differences = {
-        f"{name}@{k}": asdict(compare(values(a, k), values(b, k), options.seed))
-        for k in ks
-        for name, values in METRICS.items()
-    }
-    ndcg = METRICS["ndcg"]
-    sliced = (ndcg(a, ks[0]), ndcg(b, ks[0]))
+    found = {f"{n}@{k}": (_mean(v, ranks[0], k), _mean(v, ranks[1], k)) for k in ks for n, v in METRICS.items()}
+    differences = {name: asdict(compare(*both, options.seed)) for name, both in found.items()}
+    sliced = found[f"ndcg@{ks[0]}"]
     counts = split.train.counts(first.manifest["dataset"]["counts"]["items"])
     lengths, popularity = targets.positions - targets.starts, counts[targets.answers()]
-    runs = {"first": options.first, "second": options.second}
     report = {
-        **runs,
+        **{name: [str(r.folder) for r in side] for name, side in zip(("first", "second"), sides, strict=True)},
         "split": options.split,
         **ranked(drawn, dataset.n_items),
         "users": len(targets),
@@ -103,12 +108,34 @@ def run(options: argparse.Namespace) -> int:
         "by_history_length": _slices(*sliced, lengths),
         "by_target_popularity": _slices(*sliced, popularity),
     }
-    shown = [opened.config.training.seen for opened in (first, second)]
+    shown = [side[0].config.training.seen for side in sides]
     if shown[0] != shown[1]:
         a_sees, b_sees = ("all" if n == WHOLE else f"the newest {n}" for n in shown)
         print(f"lrurec: A sees {a_sees} items of a history, B {b_sees}", file=sys.stderr)
     print(json.dumps(report, indent=1) if options.json else _told(report))
     return 0
+
+
+def _sides(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The folders of A and of B."""
+    if options.against:
+        return options.runs, options.against
+    if len(options.runs) != 2:
+        raise SettingsError(
+            f"{len(options.runs)} runs are no pair; name two, or those of A, then --against and those of B"
+        )
+    return options.runs[:1], options.runs[1:]
+
+
+def _mean(metric: "Callable[[Ranks, int], Values]", ranks: "list[Ranks]", k: int) -> "Values":
+    """What each user gets, on average over the runs of a side."""
+    first, *others = (metric(own, k) for own in ranks)
+    values: Values = sum(others, start=first) / len(ranks)
+    return values
+
+
+def _asked(split: "Split", part: str) -> "Targets":
+    return split.test if part == "test" else split.valid
 
 
 def _ranks(opened: "Run", targets: "Targets", drawn: "Candidates | None") -> "Ranks":
@@ -173,7 +200,8 @@ def _told(report: dict[str, Any]) -> str:
                 f"{d['worse']:,}",
             ]
         )
-    head = f"A: {report['first']}\nB: {report['second']}\n{report['users']:,} users, {report['split']} split, {report['ranked']}"
+    a, b = (", ".join(report[side]) for side in ("first", "second"))
+    head = f"A: {a}\nB: {b}\n{report['users']:,} users, {report['split']} split, {report['ranked']}"
     if "warning" in report:
         head += f"\nwarning: {report['warning']}"
     by = [
