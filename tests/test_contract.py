@@ -87,6 +87,9 @@ CASES = [
     Case("lrurec", ("model.mixer=s4", "model.width=16", "model.state=8", "model.dropout=0.1"), kind="s4"),
     Case("lrurec", ("model.mixer=rwkv", "model.width=16", "model.dropout=0.1"), kind="rwkv"),
     Case("lrurec", ("model.copies=2", "model.width=16", "model.channels=16", "model.dropout=0.1"), kind="copies"),
+    Case(
+        "lrurec", ("model.temperature=0.1", "model.width=16", "model.channels=16", "model.dropout=0.1"), kind="cosine"
+    ),
 ]
 TRAINED = [c for c in CASES if issubclass(model_class(c.model), TrainedModel)]
 NEXT_ITEM = [

@@ -30,6 +30,9 @@ SWITCHES: list[dict[str, Any]] = [
     {"copies": 2},
     {"copies": 3, "pffn": False, "width": 6, "channels": 5},
     {"copies": 2, "mixer": "rwkv", "width": 6},
+    {"temperature": 0.1},
+    {"temperature": 0.5, "pffn": False, "copies": 2},
+    {"temperature": 0.1, "mixer": "rwkv", "width": 6},
 ]
 
 

@@ -26,6 +26,7 @@ SWITCHES: list[dict[str, Any]] = [
     {"blocks": 3},
     {"outer_gelu": True},
     {"width": 16, "channels": 5},
+    {"temperature": 0.2},
 ]
 SWITCHES += [
     {"mixer": mixer, **switches}
@@ -44,6 +45,21 @@ def model(**switches: Any) -> LRURec:
             if parameter.ndim > 1 and name not in recurrences(made) and parameter.abs().max() < 1:
                 parameter.mul_(8)
     return made
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_scores_are_cosines_over_the_temperature(copies: int) -> None:
+    """Those of vectors whose lengths nobody set to 1, but for what LayerNorm's epsilon makes of them."""
+    made, plain = (model(temperature=t, copies=copies) for t in (0.2, 0.0))
+    batch = Batch(torch.tensor([0, 3, 7, 7, 2]), torch.tensor([0, 1, 5]))
+    with torch.no_grad():
+        plain.embedding.mul_(5), plain.bias.copy_(made.bias)
+        hidden, (items, bias) = plain.last(batch), plain.item_table()
+        parts = zip(hidden.chunk(copies, 1), items.chunk(copies, 1), strict=True)
+        cosines = sum(torch.cosine_similarity(h[:, None], e[None], dim=-1) for h, e in parts) / copies
+        assert torch.allclose(made.scores(batch), cosines / 0.2 + bias, atol=2e-2)
+        assert float(made.scores(batch).std()) > 0.2
+        assert torch.allclose(made.vectors().view(-1, 64).norm(dim=1), torch.ones(31 * copies))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])

@@ -148,7 +148,7 @@ def shape_of(model: LRURec) -> AnyShape:
 @torch.no_grad()
 def weights_of(model: LRURec) -> dict[str, Floats]:
     """The weights as the engine wants them. What a switch has turned off is there, and does nothing."""
-    shape, starts = shape_of(model), model.embedding[0].chunk(model.copies)
+    shape, starts = shape_of(model), model.vectors()[0].chunk(model.copies)
     found = [_weights_of(shape, start, *stack) for start, stack in zip(starts, model.stacks(), strict=True)]
     if len(found) == 1:
         return found[0]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lrurec.kernels.arithmetic import compiled, exp, f4, inlined
-from lrurec.kernels.step import normalised, times
+from lrurec.kernels.step import at_length, normalised, times
 
 
 @inlined
@@ -22,6 +22,7 @@ def run(
     offsets: Any,
     x: Any,
     scratch: Any,
+    length: Any,
     layer_norm: Any,
     residual: Any,
     pffn: Any,
@@ -43,8 +44,8 @@ def run(
 ) -> None:
     """User u meets items[offsets[u]:offsets[u + 1]], rows of `table`; behind them x [B, D] and states [B, blocks, 5, D].
 
-    The rows of a state: the input before, numerator, denominator, maximum; the input of the channel mixing before. `scratch`
-    is [6, 4 D]. The weights are those of lrurec.serving.rwkv.
+    The rows of a state: the input before, numerator, denominator, maximum; the input of the channel mixing before. The rows
+    of x have that length, or with 0 any. `scratch` is [6, 4 D]. The weights are those of lrurec.serving.rwkv.
     """
     width = x.shape[1]
     none = np.zeros(4 * width, np.float32)
@@ -99,3 +100,5 @@ def run(
                         row[j] = value + row[j] if residual else value
                     if layer_norm:
                         normalised(row, gain2[n], shift2[n])
+        if offsets[u + 1] > offsets[u]:
+            at_length(row, length)

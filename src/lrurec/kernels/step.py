@@ -35,6 +35,25 @@ def normalised(x: Any, gain: Any, shift: Any) -> None:
 
 
 @inlined
+def at_length(x: Any, length: Any) -> None:
+    """x in place, of that length; 0: as it is."""
+    if length > f4(0):
+        squares = f4(1e-24)
+        for j in range(len(x)):
+            squares += x[j] * x[j]
+        factor = f4(length / np.sqrt(squares))
+        for j in range(len(x)):
+            x[j] *= factor
+
+
+@compiled
+def all_at_length(x: Any, length: Any) -> None:
+    """The rows of x [N, W] in place."""
+    for i in range(len(x)):
+        at_length(x[i], length)
+
+
+@inlined
 def _gelu_in_place(x: Any, width: Any) -> None:
     for j in range(width):
         v = x[j]
@@ -56,6 +75,7 @@ def advance(
     items: Any,
     x: Any,
     scratch: Any,
+    length: Any,
     layer_norm: Any,
     residual: Any,
     pffn: Any,
@@ -78,7 +98,8 @@ def advance(
 ) -> None:
     """Rows `items` [B] of `table` become the hidden vectors x [B, D]; states [B, blocks, 2C] are updated.
 
-    `scratch` is [2, W], W at least 2C and 4D. The weights are those of lrurec.serving.engine.
+    They have that length, or with 0 any. `scratch` is [2, W], W at least 2C and 4D. The weights are those of
+    lrurec.serving.engine.
     """
     width, channels = x.shape[1], lam.shape[2]
     wide, narrow = scratch[0], scratch[1, :width]
@@ -110,3 +131,4 @@ def advance(
                     row[j] = narrow[j] + row[j] if residual else narrow[j]
                 if layer_norm:
                     normalised(row, gain2[k], shift2[k])
+        at_length(row, length)

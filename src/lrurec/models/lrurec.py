@@ -5,6 +5,9 @@
             x = LayerNorm(PFFN(z) + z)
     scores  = E x + bias                            (E is the embedding: the prediction layer is tied)
 
+With a `temperature` T, the rows of E and x have length 1, and scores = E x / T + bias: no item is near everything because its
+vector is long.
+
 Input 0 is the start of a history: a learned vector, from which the first item is predicted.
 
 With `gaps`, a learned vector of how long an event came after the one before it is added to x before the first block. It begins
@@ -64,12 +67,15 @@ class LRURecConfig:
     scan: str = "auto"  # of lru
     gaps: bool = False  # whether it sees how much time lies between events
     copies: int = 1  # models side by side, whose scores are averaged
+    temperature: float = 0.0  # 0: scores are products of vectors; above: cosines over it
 
     def __post_init__(self) -> None:
         if self.mixer not in MIXERS:
             raise unknown("model.mixer", self.mixer, MIXERS)
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
+        if not 0 <= self.temperature < math.inf:
+            raise SettingsError(f"model.temperature must be a number of 0 or more, not {self.temperature}")
         sizes = ("width", "channels", "state", "blocks", "copies")
         if min(getattr(self, name) for name in sizes) < 1:
             raise SettingsError(f"{', '.join(f'model.{name}' for name in sizes)} must be 1 or more")
@@ -273,6 +279,8 @@ class LRURec(CarryingModel):
         return self._side_by_side(found)
 
     def _side_by_side(self, found: list[Tensor]) -> Tensor:
+        if self.config.temperature:
+            found = [F.normalize(x, dim=-1) / self.config.temperature for x in found]
         return found[0] if len(found) == 1 else torch.cat(found, 1) / len(found)
 
     @classmethod
@@ -294,6 +302,8 @@ class LRURec(CarryingModel):
     def _embed(self, inputs: Tensor, gaps: Tensor | None, keys: Keys | None, copy: int) -> Tensor:
         rate, norm, width = self.config.dropout, self.stacks()[copy][0], self.config.width
         table, rows = self.embedding.view(-1, width), inputs * self.copies + copy  # a row for every copy of an item
+        if self.config.temperature:  # those that are needed alone: there are far fewer than items
+            table, rows = F.normalize(F.embedding(rows, table), dim=-1), torch.arange(len(rows), device=rows.device)
         x: Tensor
         if isinstance(norm, nn.LayerNorm):
             x = entry(table, rows, norm.weight, norm.bias, rate, keys)
@@ -305,8 +315,14 @@ class LRURec(CarryingModel):
         apart: Tensor = F.embedding((torch.zeros_like(inputs) if gaps is None else gaps) * self.copies + copy, own)
         return x + apart
 
+    def vectors(self) -> Tensor:
+        """The embedding as it is used: [V + 1, width of all copies], the start token first."""
+        if not self.config.temperature:
+            return self.embedding
+        return F.normalize(self.embedding.view(-1, self.config.width), dim=-1).view_as(self.embedding)
+
     def answers(self) -> tuple[Tensor, Tensor]:
-        return self.embedding, self.bias
+        return self.vectors(), self.bias
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """[B, blocks of all copies, ...]; [B, blocks, 2, C] for the paper's recurrence: 2 KB per user at its size."""

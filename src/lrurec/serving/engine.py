@@ -34,6 +34,7 @@ class Shape:
 
     mixer: str = "lru"
     copies: int = 1  # models side by side (lrurec.serving.copies); all else is of one of them
+    temperature: float = 0.0
 
     @property
     def state_floats(self) -> int:
@@ -66,6 +67,15 @@ class Shape:
         }
 
 
+def length_of(temperature: float) -> np.float32:
+    """Of vectors whose products with those of items are cosines over a temperature; 0: any.
+
+    >>> float(length_of(0.5)), float(length_of(0.0))
+    (2.0, 0.0)
+    """
+    return np.float32(1.0 / temperature if temperature else 0.0)
+
+
 class Engine:
     """The model's weights, laid out for stepping."""
 
@@ -75,6 +85,7 @@ class Engine:
         w = self.w
         blocks = ("lam", "b", "b_bias", "c", "c_bias", "gain1", "shift1", "w1", "b1", "w2", "b2", "gain2", "shift2")
         self._arrays = (w["gain"], w["shift"], *(w[name] for name in blocks))
+        self._length = length_of(shape.temperature)
         self._switches = (shape.layer_norm, shape.residual, shape.pffn, shape.outer_gelu)
         self._scratch = threading.local()
         # What comes out for somebody without history.
@@ -98,7 +109,7 @@ class Engine:
             inside = max(self.w["b1"].shape[1], self.w["b_bias"].shape[1])
             scratch = self._scratch.rows = np.empty((2, inside), np.float32)
         flat = states.reshape(len(states), self.shape.blocks, 2 * self.shape.channels)
-        step.advance(flat, *rows_of(table, items), x, scratch, *self._switches, *self._arrays)
+        step.advance(flat, *rows_of(table, items), x, scratch, self._length, *self._switches, *self._arrays)
         return x
 
     def encode(self, items: NDArray[np.integer], offsets: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -133,6 +144,7 @@ class Engine:
                 y = _gelu(x @ w["w1"][k] + w["b1"][k]) @ w["w2"][k] + w["b2"][k]
                 y = _gelu(y) if s.outer_gelu else y
                 x = self._normalised(y + x if s.residual else y, w["gain2"][k], w["shift2"][k])
+        step.all_at_length(x, self._length)
         return states, x
 
     def magnitudes(self, states: Floats) -> Floats:

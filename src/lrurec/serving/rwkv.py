@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lrurec.kernels import rwkv_step
 from lrurec.kernels.wkv import LOWEST
-from lrurec.serving.engine import Floats, groups
+from lrurec.serving.engine import Floats, groups, length_of
 from lrurec.serving.half import Table, rows_of
 
 _ROWS = 5  # of a state: the input before, numerator, denominator, maximum; the input of the channel mixing before
@@ -26,6 +26,7 @@ class RwkvShape:
     pffn: bool = True
     mixer: str = "rwkv"
     copies: int = 1
+    temperature: float = 0.0
 
     @property
     def state_floats(self) -> int:
@@ -61,6 +62,7 @@ class RwkvEngine:
         self.shape, self.table = shape, table
         self.w = {name: np.ascontiguousarray(weights[name], np.float32) for name in shape.tensors()}
         self._arrays = tuple(array for name, array in self.w.items() if name != "start")
+        self._length = length_of(shape.temperature)
         self._switches = (shape.layer_norm, shape.residual, shape.pffn)
         self._scratch = threading.local()
         one = np.array([0, 1])
@@ -93,7 +95,7 @@ class RwkvEngine:
         scratch = getattr(self._scratch, "rows", None)
         if scratch is None:  # one per thread
             scratch = self._scratch.rows = np.empty((6, 4 * self.shape.width), np.float32)
-        rwkv_step.run(states, *rows_of(table, items), offsets, x, scratch, *self._switches, *self._arrays)
+        rwkv_step.run(states, *rows_of(table, items), offsets, x, scratch, self._length, *self._switches, *self._arrays)
         return x
 
     def magnitudes(self, states: Floats) -> Floats:
