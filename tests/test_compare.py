@@ -89,6 +89,11 @@ def test_for_whom(tmp_path: Path, run: Run) -> None:
         mean = (small["users"] * small["mean"] + large["users"] * large["mean"]) / 40
         assert mean == pytest.approx(report["metrics"]["ndcg@3"]["mean"])
         assert small["low"] <= small["mean"] <= small["high"]
+    for ranges in (report["by_history_length"], report["by_target_popularity"]):
+        assert sum(part["users"] for part in ranges) == 40
+        mean = sum(part["users"] * part["mean"] for part in ranges) / 40
+        assert mean == pytest.approx(report["metrics"]["ndcg@3"]["mean"])
+        assert all(part["low"] <= part["mean"] <= part["high"] for part in ranges)
     told = run("compare", *both, "-k", "3").out
     assert "ndcg@3 by halves of the users" in told and all(name in told for name in names)
 

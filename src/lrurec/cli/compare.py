@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from lrurec.evaluation.significance import Values
     from lrurec.training.run import Run
 
+HALVES = ("short histories", "long histories", "rare targets", "popular targets")
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
 swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
 these users; another seed of the same model is another matter: train several, and name them all (--against): what a user gets
 is then the mean over the runs of a side. Below that, for whom: short and long histories, rare and popular targets (by how
-often a target occurs in training), as halves of the users with intervals, and in ranges that double.
+often a target occurs in training), as halves of the users and in ranges that double, each with its interval: a range of few
+users swings by luck alone.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
@@ -64,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from lrurec.cli.evaluate import ranked
     from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import METRICS
+    from lrurec.evaluation.report import doubling, halves
     from lrurec.evaluation.significance import compare
     from lrurec.training.config import WHOLE
     from lrurec.training.run import Run
@@ -102,11 +105,12 @@ def run(options: argparse.Namespace) -> int:
         "metrics": differences,
         "sliced": f"ndcg@{ks[0]}",
         "halves": [
-            *_halves(*sliced, lengths, ("short histories", "long histories"), options.seed),
-            *_halves(*sliced, popularity, ("rare targets", "popular targets"), options.seed),
+            {"half": name, **half}
+            for values, names in ((lengths, HALVES[:2]), (popularity, HALVES[2:]))
+            for name, half in zip(names, _by(*sliced, halves(values), options.seed), strict=False)
         ],
-        "by_history_length": _slices(*sliced, lengths),
-        "by_target_popularity": _slices(*sliced, popularity),
+        "by_history_length": _by(*sliced, doubling(lengths), options.seed),
+        "by_target_popularity": _by(*sliced, doubling(popularity), options.seed),
     }
     shown = [side[0].config.training.seen for side in sides]
     if shown[0] != shown[1]:
@@ -148,38 +152,15 @@ def _ranks(opened: "Run", targets: "Targets", drawn: "Candidates | None") -> "Ra
         return rank(opened.model(), targets, t.seen, candidates=drawn, device=t.device, progress=shown).ranks
 
 
-def _halves(
-    first: "Values", second: "Values", values: "NDArray[np.int64]", names: tuple[str, str], seed: int
+def _by(
+    first: "Values", second: "Values", groups: "list[tuple[int, int, NDArray[np.bool_]]]", seed: int
 ) -> list[dict[str, Any]]:
-    """The difference for those with small values, and for those with large ones."""
-    from lrurec.evaluation.report import halves
+    """The difference within each group of users: those from one value to another."""
     from lrurec.evaluation.significance import compare
 
     return [
-        {
-            "half": name,
-            "from": low,
-            "to": high,
-            "users": int(who.sum()),
-            **asdict(compare(first[who], second[who], seed)),
-        }
-        for name, (low, high, who) in zip(names, halves(values), strict=False)
-    ]
-
-
-def _slices(first: "Values", second: "Values", values: "NDArray[np.int64]") -> list[dict[str, Any]]:
-    """The means of both runs, in ranges that double."""
-    from lrurec.evaluation.report import doubling
-
-    return [
-        {
-            "from": low,
-            "to": high,
-            "users": int(chosen.sum()),
-            "first": float(first[chosen].mean()),
-            "second": float(second[chosen].mean()),
-        }
-        for low, high, chosen in doubling(values)
+        {"from": low, "to": high, "users": int(who.sum()), **asdict(compare(first[who], second[who], seed))}
+        for low, high, who in groups
     ]
 
 
@@ -211,20 +192,17 @@ def _told(report: dict[str, Any]) -> str:
             ("by_target_popularity", "training count of the target"),
         )
     ]
-    halves = [["half", "", "users", "A", "B", "95% interval of A - B", "relative"]]
-    for h in report["halves"]:
-        relative = f"{h['mean'] / h['second']:+.1%}" if h["second"] else "-"
-        cells = [f"{h['first']:.5f}", f"{h['second']:.5f}", f"{h['low']:+.5f} to {h['high']:+.5f}", relative]
-        halves.append([h["half"], f"{h['from']}-{h['to']}", f"{h['users']:,}", *cells])
-    by = [f"{report['sliced']} by halves of the users\n{table(halves)}", *by] if report["halves"] else by
+    if report["halves"]:
+        by.insert(0, f"{report['sliced']} by halves of the users\n{_sliced(report['halves'])}")
     return "\n\n".join([head, table(rows), *by, _verdict(report)])
 
 
 def _sliced(slices: list[dict[str, Any]]) -> str:
-    rows = [["range", "users", "A", "B", "relative"]]
+    rows = [["range", "users", "A", "B", "95% interval of A - B", "relative"]]
     for s in slices:
-        relative = f"{s['first'] / s['second'] - 1:+.1%}" if s["second"] else "-"
-        rows.append([f"{s['from']}-{s['to']}", f"{s['users']:,}", f"{s['first']:.5f}", f"{s['second']:.5f}", relative])
+        relative = f"{s['mean'] / s['second']:+.1%}" if s["second"] else "-"
+        cells = [f"{s['first']:.5f}", f"{s['second']:.5f}", f"{s['low']:+.5f} to {s['high']:+.5f}", relative]
+        rows.append([f"{s.get('half', '')} {s['from']}-{s['to']}".strip(), f"{s['users']:,}", *cells])
     return table(rows)
 
 
