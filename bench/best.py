@@ -1,10 +1,10 @@
 """How much the recipe `best` gains over the recipe `paper`, with and without its memory, on ML-1M and on Beauty.
 
-    LRUREC_DATA=DIR python bench/best.py --runs DIR [--only ml-1m] [--seeds 3] [--other FOLDER]
+    LRUREC_DATA=DIR python bench/best.py --runs DIR [--only ml-1m] [--seeds 3] [--other FOLDER ...]
 
 Every run is a plain `lrurec train`, kept in the folder after --runs as best-NAME-SEED or paper-NAME-SEED; one that is already
 there is not trained again (an unfinished one is resumed). The table is written to results/ after each run. FOLDER is any other
-dataset folder, on which nothing was tuned: both recipes are trained on it, too.
+dataset folder, on which nothing was tuned: both recipes are trained on it, too, `paper` with the settings of Beauty.
 """
 
 import json
@@ -61,16 +61,17 @@ def both(runs: Path, name: str) -> dict[str, Path] | None:
     return found if all((folder / "result.json").exists() for folder in found.values()) else None
 
 
-def compared(runs: Path, name: str) -> dict[str, Any] | None:
-    """`best` and `paper` of seed 0, user by user."""
-    folders = both(runs, name)
-    if folders is None:
+def compared(runs: Path, name: str, seeds: int) -> dict[str, Any] | None:
+    """`best` and `paper`, user by user, over the seeds of which there are both."""
+    there = [s for s in range(seeds) if all((runs / f"{r}-{name}-{s}" / "result.json").exists() for r in RECIPES)]
+    if not there:
         return None
+    best, paper = ([runs / f"{recipe}-{name}-{s}" for s in there] for recipe in RECIPES)
     done = subprocess.run(
-        command("compare", *folders.values(), "-k", 10, "--json"), check=True, capture_output=True, text=True
+        command("compare", *best, "--against", *paper, "-k", 10, "--json"), check=True, capture_output=True, text=True
     )
     found: dict[str, Any] = json.loads(done.stdout)
-    return {k: v for k, v in found.items() if k not in ("first", "second")}
+    return {"seeds": there, **{k: v for k, v in found.items() if k not in ("first", "second")}}
 
 
 def latency(folders: dict[str, Path] | None, rounds: int = 300) -> dict[str, float] | None:
@@ -179,21 +180,21 @@ def costs(found: dict[str, Any]) -> list[str]:
 
 
 def comparison(name: str, c: dict[str, Any]) -> list[str]:
-    lines = ["", f"## {name}: `best` against `paper`, seed 0, user by user", ""]
+    seeds = f"the mean of seeds {', '.join(map(str, c['seeds']))}" if len(c["seeds"]) > 1 else f"seed {c['seeds'][0]}"
+    lines = ["", f"## {name}: `best` against `paper`, user by user, {seeds}", ""]
     lines += ["| metric | best | paper | difference | 95% interval | p |", "|---|---:|---:|---:|---:|---:|"]
     for metric, d in c["metrics"].items():
         cells = f"{d['mean'] / d['second']:+.1%} | {d['low']:+.5f} to {d['high']:+.5f} | {d['p']:.4f}"
         lines.append(f"| {metric} | {d['first']:.5f} | {d['second']:.5f} | {cells} |")
-    lines += ["", "NDCG@10 of halves of the users:", ""]
-    lines += ["| half | users | best | paper | difference | 95% interval |", "|---|---:|---:|---:|---:|---:|"]
-    for h in c["halves"]:
-        cells = f"{h['first']:.4f} | {h['second']:.4f} | {h['mean'] / h['second']:+.1%} | {h['low']:+.5f} to {h['high']:+.5f}"
-        lines.append(f"| {h['half']} ({h['from']} to {h['to']}) | {h['users']:,} | {cells} |")
-    for key, title in (("by_history_length", "history"), ("by_target_popularity", "training count of the target")):
-        lines += ["", f"| {title} | users | best | paper | NDCG@10 |", "|---|---:|---:|---:|---:|"]
+    groups = {"half of the users": "halves", "history": "by_history_length"}
+    groups["training count of the target"] = "by_target_popularity"
+    for title, key in groups.items():
+        lines += ["", f"| {title} | users | best | paper | NDCG@10 | 95% interval |", "|---|---:|---:|---:|---:|---:|"]
         for s in c[key]:
-            gain = f"{s['first'] / s['second'] - 1:+.1%}" if s["second"] else "-"
-            lines.append(f"| {s['from']}-{s['to']} | {s['users']:,} | {s['first']:.4f} | {s['second']:.4f} | {gain} |")
+            gain = f"{s['mean'] / s['second']:+.1%}" if s["second"] else "-"
+            cells = f"{s['first']:.4f} | {s['second']:.4f} | {gain} | {s['low']:+.5f} to {s['high']:+.5f}"
+            whose = f"{s.get('half', '')} {s['from']}-{s['to']}".strip()
+            lines.append(f"| {whose} | {s['users']:,} | {cells} |")
     return lines
 
 
@@ -203,7 +204,7 @@ def write(runs: Path, names: list[str], seeds: int, measured: dict[str, Any] | N
         best = done_of(runs, "best", name, seeds)
         if best:
             paper = done_of(runs, "paper", name, seeds)
-            found[name] = {"best": best, "paper": paper, "comparison": compared(runs, name)}
+            found[name] = {"best": best, "paper": paper, "comparison": compared(runs, name, seeds)}
             found[name] |= (measured or {}).get(name, {})
     lines = [
         "# The recipe `best`",
@@ -239,12 +240,12 @@ def prepared(name: str, runs: Path) -> Path:
 
 
 def main() -> None:
-    options = arguments(__doc__, lambda parser: parser.add_argument("--other", type=Path, metavar="FOLDER"))
+    options = arguments(__doc__, lambda parser: parser.add_argument("--other", type=Path, nargs="+", default=[]))
     names = options.only or list(CASES)
     folders = {} if options.table else {name: prepared(name, options.runs) for name in names}
-    if options.other:
-        names.append(options.other.name)
-        folders[options.other.name] = options.other
+    for other in options.other:
+        names.append(other.name)
+        folders[other.name] = other
     for name in () if options.table else names:
         for seed in range(options.seeds):
             own = ["--set", f"training.seed={seed}"]
