@@ -1,10 +1,11 @@
-"""What each part of the recipe `best` brings: alone beside the plain model, and taken away from the whole.
+"""What each part of the recipe `best` brings: alone beside the plain model, and taken away from the whole; and what was tried beside it.
 
-    LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3]
+    LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3] [--rows plain,no-memory]
 
-Every run is a plain `lrurec train --recipe best` with some parts switched off by --set, kept in the folder after --runs as ROW-NAME-SEED; one that is
-already there is not trained again (an unfinished one is resumed). A run of bench/best.py in the same folder is the row of the whole. The table is written to
-results/levers.md and results/levers.json after each run. What a part costs per event is measured at the end.
+Every run is a plain `lrurec train --recipe best` with some parts switched off or put in by --set, kept in the folder after --runs as ROW-NAME-SEED; one that
+is already there is not trained again (an unfinished one is resumed). A run of bench/best.py in the same folder is the row of the whole. The table is written
+to results/levers.md and results/levers.json after each run; what is there of the same settings and not in the folder stays. What a part costs per event is
+measured at the end.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from accuracy import CASES, arguments, spread
 from best import done_of, latency, prepared, train
+from lrurec.training.config import config_for
 from measure import machine
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +24,10 @@ METRICS = ("ndcg@10", "recall@10")
 
 @dataclass(frozen=True)
 class Lever:
-    """A part of the recipe, and the settings without it."""
+    """A part of the recipe, and the settings without it; or one that was tried beside it, and the settings with it."""
 
     title: str
-    off: tuple[str, ...]
+    settings: tuple[str, ...]
 
 
 LEVERS = {
@@ -36,11 +38,28 @@ LEVERS = {
     },
     "beauty": {
         "copies": Lever("a second model", ("model.copies=1",)),
+        "cosine": Lever(
+            "cosines over a temperature", ("model.temperature=0.0", "model.dropout=0.6", "training.learning_rate=0.003")
+        ),
         "pffn": Lever("dropping the feed-forward network", ("model.pffn=true",)),
         "ahead": Lever("looking ahead", ("training.look_ahead=0.0",)),
-        "decay": Lever("weight decay 0.1", ("training.weight_decay=0.01",)),
         "memory": Lever("the memory", ("memory.use=false", "training.finish=0", "training.steps=8000")),
         "finish": Lever("the finish", ("training.finish=0", "training.steps=8000")),
+    },
+}
+TRIED = {
+    "ml-1m": {
+        "cosine": Lever("cosines over a temperature", ("model.temperature=0.1",)),
+        "ahead": Lever("looking ahead", ("training.look_ahead=0.2",)),
+        "depth": Lever("a third block", ("model.blocks=3",)),
+        "width": Lever("width 128", ("model.width=128",)),
+        "copies": Lever("a second model", ("model.copies=2",)),
+    },
+    "beauty": {
+        "rwkv": Lever("RWKV in the block", ("model.mixer=rwkv",)),
+        "depth": Lever("a third block", ("model.blocks=3",)),
+        "width": Lever("width 128", ("model.width=128",)),
+        "decay": Lever("weight decay 0.1", ("training.weight_decay=0.1",)),
     },
 }
 PLAIN, WHOLE = "plain", "best"
@@ -52,7 +71,7 @@ def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
     def without(*which: str) -> tuple[str, ...]:
         # Without the memory there is nothing to finish with; the settings of both are the same.
-        return tuple(dict.fromkeys(setting for lever in which for setting in levers[lever].off))
+        return tuple(dict.fromkeys(setting for lever in which for setting in levers[lever].settings))
 
     found = {PLAIN: ("none of them", without(*levers))}
     for own in levers:
@@ -62,7 +81,15 @@ def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     for own, lever in levers.items():
         if without(own) not in [off for _, off in found.values()]:  # with two parts, all but one is the other alone
             found[f"no-{own}"] = (f"all but {lever.title}", without(own))
+    for own, lever in TRIED[name].items():
+        found[f"and-{own}"] = (f"`best` and {lever.title}", lever.settings)
     return found
+
+
+def settings_of(name: str, row: str) -> dict[str, Any]:
+    """Every setting of a row's runs but the seed, as far as the recipe goes by the dataset's kind."""
+    kind = {"ml-1m": (165.0, 3416), "beauty": (7.5, 57289)}[name]  # events of a user, items
+    return config_for("best", None, list(rows(name)[row][1]), per_user=kind[0], items=kind[1]).values()
 
 
 def table(name: str, found: dict[str, Any]) -> list[str]:
@@ -84,11 +111,24 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     return [*lines, "", "Beside `--recipe best`:", "", *settings]
 
 
+def known() -> dict[str, Any]:
+    """What was measured before, of settings that a row still has."""
+    path = ROOT / "results" / "levers.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        name: {
+            r: v for r, v in before.get(name, {}).items() if r in rows(name) and v["settings"] == settings_of(name, r)
+        }
+        for name in CASES
+    }
+
+
 def write(runs: Path, seeds: int, costs: dict[str, dict[str, float]] | None = None) -> None:
-    found: dict[str, Any] = {}
+    found = known()
     for name in CASES:
-        done = {row: done_of(runs, row, name, seeds) for row in rows(name)}
-        found[name] = {row: {"runs": results} for row, results in done.items() if results}
+        for row in rows(name):
+            if len(done := done_of(runs, row, name, seeds)) >= len(found[name].get(row, {}).get("runs", [""])):
+                found[name].setdefault(row, {}).update(runs=done, settings=settings_of(name, row))
         for row, ratio in (costs or {}).get(name, {}).items():
             found[name][row]["latency"] = ratio
     lines = [
@@ -117,13 +157,15 @@ def cost(runs: Path, name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = arguments(__doc__, lambda parser: parser.add_argument("--rows", type=lambda text: text.split(",")))
     names = options.only or list(CASES)
     for name in () if options.table else names:
         data = prepared(name, options.runs)
         for seed in range(options.seeds):
-            for row, (_, off) in rows(name).items():
-                words = [word for s in (*off, f"training.seed={seed}") for word in ("--set", s)]
+            for row, (_, settings) in rows(name).items():
+                if options.rows and row not in options.rows:
+                    continue
+                words = [word for s in (*settings, f"training.seed={seed}") for word in ("--set", s)]
                 train(options.runs / f"{row}-{name}-{seed}", data, "--recipe", "best", *words)
                 write(options.runs, options.seeds)
     write(options.runs, options.seeds, {name: cost(options.runs, name) for name in names})

@@ -127,12 +127,12 @@ MANY_ITEMS = 50_000  # from which on `best` samples negatives, whatever the leng
 # Of `best`, by how many events a user has on average: from so many on, these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
-        "model": {"pffn": False, "dropout": 0.6, "copies": 2},
+        "model": {"pffn": False, "dropout": 0.4, "copies": 2, "temperature": 0.1},
         "training": {
-            **_ONE_CYCLE, **_SAMPLED, "learning_rate": 3e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
-            "weight_decay": 0.1, "look_ahead": 0.4,
+            **_ONE_CYCLE, **_SAMPLED, "learning_rate": 6e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
+            "look_ahead": 0.4,
         },
-        "memory": _REMEMBERS,
+        "memory": {**_REMEMBERS, "held_back": 0.06},
     },
     30: {
         "model": {"mixer": "rwkv"},
