@@ -2,16 +2,15 @@
 
     LRUREC_DATA=DIR python bench/best.py --runs DIR [--only ml-1m] [--seeds 3] [--other FOLDER ...]
 
-Every run is a plain `lrurec train`, kept in the folder after --runs as best-NAME-SEED or paper-NAME-SEED; one that is already
-there is not trained again (an unfinished one is resumed). The table is written to results/ after each run. FOLDER is any other
-dataset folder, on which nothing was tuned: both recipes are trained on it, too, `paper` with the settings of Beauty.
+Every run is a plain `lrurec train`, kept in the folder after --runs as best-NAME-SEED or paper-NAME-SEED (see bench/rows.py). The
+table is written to results/ after each run. FOLDER is any other dataset folder, on which nothing was tuned: both recipes are
+trained on it, too, `paper` with the settings of Beauty.
 """
 
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -29,6 +28,7 @@ from lrurec.serving.service import Live
 from lrurec.training.run import Run
 from lrurec.training.together import learner_for
 from measure import machine
+from rows import Row, command, results, table_before
 
 ROOT = Path(__file__).parents[1]
 GOALS = {"ml-1m": (0.205, 0.340), "beauty": (0.040, 0.064)}
@@ -37,36 +37,19 @@ PAPER = {
     "ml-1m": ("training.max_length=200", "training.validate_every=500", "training.precision=auto"),
     "beauty": ("model.dropout=0.6", "training.precision=auto"),
 }
-RECIPES = ("best", "paper")
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "lrurec.cli.main", *(str(a) for a in arguments)]
+def rows(name: str, data: Path) -> dict[str, Row]:
+    paper = PAPER.get(name, PAPER["beauty"])
+    return {"best": Row(f"best-{name}", data, "best"), "paper": Row(f"paper-{name}", data, "paper", paper)}
 
 
-def train(folder: Path, data: Path, *options: str) -> None:
-    if not (folder / "result.json").exists():
-        go_on = (folder / "manifest.json").exists()
-        subprocess.run(command("train", data, "--out", folder, *(["--resume"] if go_on else options)), check=True)
-
-
-def read(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
-
-
-def both(runs: Path, name: str) -> dict[str, Path] | None:
-    """The runs of seed 0 that are set beside each other, if they are there."""
-    found = {recipe: runs / f"{recipe}-{name}-0" for recipe in RECIPES}
-    return found if all((folder / "result.json").exists() for folder in found.values()) else None
-
-
-def compared(runs: Path, name: str, seeds: int) -> dict[str, Any] | None:
+def compared(runs: Path, pair: dict[str, Row], seeds: int) -> dict[str, Any] | None:
     """`best` and `paper`, user by user, over the seeds of which there are both."""
-    there = [s for s in range(seeds) if all((runs / f"{r}-{name}-{s}" / "result.json").exists() for r in RECIPES)]
+    there = [s for s in range(seeds) if all(row.done(runs, s) for row in pair.values())]
     if not there:
         return None
-    best, paper = ([runs / f"{recipe}-{name}-{s}" for s in there] for recipe in RECIPES)
+    best, paper = ([row.folder(runs, s) for s in there] for row in pair.values())
     done = subprocess.run(
         command("compare", *best, "--against", *paper, "-k", 10, "--json"), check=True, capture_output=True, text=True
     )
@@ -74,10 +57,8 @@ def compared(runs: Path, name: str, seeds: int) -> dict[str, Any] | None:
     return {"seeds": there, **{k: v for k, v in found.items() if k not in ("first", "second")}}
 
 
-def latency(folders: dict[str, Path] | None, rounds: int = 300) -> dict[str, float] | None:
+def latency(folders: dict[str, Path], rounds: int = 300) -> dict[str, float]:
     """Microseconds of observe + recommend (top 10), the runs of one dataset in turns, and recommend alone: medians."""
-    if folders is None:
-        return None
     names = list(folders)
     took: dict[str, list[float]] = {recipe: [] for recipe in folders}
     asked: dict[str, list[float]] = {recipe: [] for recipe in folders}
@@ -113,11 +94,8 @@ def latency(folders: dict[str, Path] | None, rounds: int = 300) -> dict[str, flo
     return {**whole, **{f"{recipe}_recommend": us for recipe, us in alone.items()}}
 
 
-def steps(runs: Path, name: str, rounds: int = 16) -> dict[str, float] | None:
+def steps(folder: Path, rounds: int = 16) -> dict[str, float]:
     """Seconds of a training step, `best` and the plain model in turns with the same loss: medians, as many threads as torch takes."""
-    folder = runs / f"best-{name}-0"
-    if not (folder / "result.json").exists():
-        return None
     opened = Run.open(folder)
     dataset, config = opened.dataset(), opened.config
     plain = replace(config, model=LRURecConfig(dropout=config.model.dropout))
@@ -137,21 +115,16 @@ def pair(results: list[dict[str, float]]) -> str:
     return " | ".join(spread([r[m] for r in results]) for m in ("ndcg@10", "recall@10"))
 
 
-def done_of(runs: Path, recipe: str, name: str, seeds: int) -> list[dict[str, Any]]:
-    folders = [runs / f"{recipe}-{name}-{s}" for s in range(seeds)]
-    return [read(f) for f in folders if (f / "result.json").exists()]
-
-
 def accuracy(name: str, facts: dict[str, Any]) -> list[str]:
     """The rows of a dataset in the first table."""
-    best, plain = facts["best"], facts["paper"]
+    best, plain = results(facts["best"]), results(facts["paper"])
     case, goal = CASES.get(name), GOALS.get(name)
-    rows = [f"| {name} | | the paper | {case.ndcg:.4f} | {case.recall:.4f} |"] if case else [f"| {name} | | | | |"]
+    lines = [f"| {name} | | the paper | {case.ndcg:.4f} | {case.recall:.4f} |"] if case else [f"| {name} | | | | |"]
     if plain:
-        rows.append(f"| | {len(plain)} | `paper` | {pair([r['test'] for r in plain])} |")
-    rows.append(f"| | {len(best)} | `best` | {pair([r['test'] for r in best])} |")
-    rows.append(f"| | {len(best)} | `best`, its model alone | {pair([r['without_memory']['test'] for r in best])} |")
-    return [*rows, f"| | | what we aim at | {goal[0]:.3f} | {goal[1]:.3f} |"] if goal else rows
+        lines.append(f"| | {len(plain)} | `paper` | {pair([r['test'] for r in plain])} |")
+    lines.append(f"| | {len(best)} | `best` | {pair([r['test'] for r in best])} |")
+    lines.append(f"| | {len(best)} | `best`, its model alone | {pair([r['without_memory']['test'] for r in best])} |")
+    return [*lines, f"| | | what we aim at | {goal[0]:.3f} | {goal[1]:.3f} |"] if goal else lines
 
 
 def costs(found: dict[str, Any]) -> list[str]:
@@ -166,15 +139,15 @@ def costs(found: dict[str, Any]) -> list[str]:
         "|---|---|---:|---:|---:|",
     ]
     for name, facts in found.items():
-        rows: list[tuple[str, float, float, int]] = []
+        measured: list[tuple[str, float, float, int]] = []
         if c := facts.get("latency"):
-            rows += [
+            measured += [
                 ("observe + recommend, us", c["best"], c["paper"], 0),
                 ("recommend alone, us", c["best_recommend"], c["paper_recommend"], 0),
             ]
         if t := facts.get("step"):
-            rows.append((f"training step, s ({t['threads']:.0f} threads)", t["best"], t["paper"], 3))
-        for what, own, plain, digits in rows:
+            measured.append((f"training step, s ({t['threads']:.0f} threads)", t["best"], t["paper"], 3))
+        for what, own, plain, digits in measured:
             lines.append(f"| {name} | {what} | {own:.{digits}f} | {plain:.{digits}f} | {own / plain:.2f} |")
     return lines
 
@@ -198,14 +171,24 @@ def comparison(name: str, c: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write(runs: Path, names: list[str], seeds: int, measured: dict[str, Any] | None = None) -> None:
-    found: dict[str, Any] = {}
-    for name in names:
-        best = done_of(runs, "best", name, seeds)
-        if best:
-            paper = done_of(runs, "paper", name, seeds)
-            found[name] = {"best": best, "paper": paper, "comparison": compared(runs, name, seeds)}
-            found[name] |= (measured or {}).get(name, {})
+def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: bool = False) -> None:
+    """The table; what it says of a dataset that is not asked for stays."""
+    before = table_before(ROOT / "results" / "best.json")
+    found: dict[str, Any] = {name: facts for name, facts in before.items() if name not in ("machine", *tables)}
+    for name, pair in tables.items():
+        old = before.get(name, {})
+        gathered = {recipe: row.gathered(runs, seeds, old.get(recipe)) for recipe, row in pair.items()}
+        if gathered["best"]:
+            same = old.get("best", {}).get("config") == gathered["best"]["config"]
+            kept = {k: v for k, v in old.items() if same and k not in pair}
+            new = compared(runs, pair, seeds)
+            found[name] = {**gathered, **kept, **({"comparison": new} if new else {})}
+            folders = {recipe: row.done(runs, 0) for recipe, row in pair.items()}
+            if measures and folders["best"]:
+                there = {recipe: folder for recipe, folder in folders.items() if folder}
+                found[name]["step"] = steps(folders["best"])
+                if len(there) == len(folders):
+                    found[name]["latency"] = latency(there)
     lines = [
         "# The recipe `best`",
         "",
@@ -220,14 +203,13 @@ def write(runs: Path, names: list[str], seeds: int, measured: dict[str, Any] | N
     ]
     for name, facts in found.items():
         lines += accuracy(name, facts)
-    if measured:
-        lines += costs(found)
+    lines += costs(found)
     for name, facts in found.items():
-        if facts["comparison"] is not None:
+        if facts.get("comparison"):
             lines += comparison(name, facts["comparison"])
-    results = ROOT / "results"
-    (results / "best.json").write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
-    (results / "best.md").write_text("\n".join(lines) + "\n")
+    folder = ROOT / "results"
+    (folder / "best.json").write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+    (folder / "best.md").write_text("\n".join(lines) + "\n")
 
 
 def prepared(name: str, runs: Path) -> Path:
@@ -241,22 +223,15 @@ def prepared(name: str, runs: Path) -> Path:
 
 def main() -> None:
     options = arguments(__doc__, lambda parser: parser.add_argument("--other", type=Path, nargs="+", default=[]))
-    names = options.only or list(CASES)
-    folders = {} if options.table else {name: prepared(name, options.runs) for name in names}
-    for other in options.other:
-        names.append(other.name)
-        folders[other.name] = other
-    for name in () if options.table else names:
+    folders = {name: prepared(name, options.runs) for name in options.only or CASES}
+    folders |= {other.name: other for other in options.other}
+    tables = {name: rows(name, folder) for name, folder in folders.items()}
+    for pair in () if options.table else tables.values():
         for seed in range(options.seeds):
-            own = ["--set", f"training.seed={seed}"]
-            train(options.runs / f"best-{name}-{seed}", folders[name], "--recipe", "best", *own)
-            settings = [o for s in PAPER.get(name, PAPER["beauty"]) for o in ("--set", s)]
-            train(options.runs / f"paper-{name}-{seed}", folders[name], "--recipe", "paper", *settings, *own)
-            write(options.runs, names, options.seeds)
-    measured = {
-        name: {"latency": latency(both(options.runs, name)), "step": steps(options.runs, name)} for name in names
-    }
-    write(options.runs, names, options.seeds, measured)
+            for row in pair.values():
+                row.train(options.runs, seed)
+            write(options.runs, tables, options.seeds)
+    write(options.runs, tables, options.seeds, measures=True)
 
 
 if __name__ == "__main__":

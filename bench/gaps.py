@@ -3,8 +3,8 @@
     LRUREC_DATA=DIR python bench/gaps.py --runs DIR [--seeds 3]
 
 Many of that log's events share their second with another of the same person: their order is chance. So each score is also
-measured on the log with such ties shuffled (`lrurec prepare --ties shuffle`). Every run is a plain `lrurec train`, kept after --runs;
-one that is there is not trained again. The table is written to results/gaps.md and results/gaps.json after each run.
+measured on the log with such ties shuffled (`lrurec prepare --ties shuffle`). Every run is a plain `lrurec train`, kept after --runs (see
+bench/rows.py). The table is written to results/gaps.md and results/gaps.json after each run.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import numpy as np
 
 import lrurec
 from accuracy import spread
-from best import read, train
 from measure import machine
+from rows import Row, results
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ("training.max_length=200", "training.steps=800", "training.validate_every=100")
@@ -35,6 +35,11 @@ def tied(path: Path) -> float:
     return float((np.append(same, False) | np.append(False, same)).mean())
 
 
+def row(runs: Path, name: str, ties: str) -> Row:
+    settings = (*SETTINGS, f"model.gaps={str(name == 'gaps').lower()}")
+    return Row(f"{name}-{ties}", runs / "data" / ties, "fast", settings)
+
+
 def write(runs: Path, seeds: int) -> None:
     found: dict[str, Any] = {"machine": machine(), "tied": tied(runs / "data" / "file"), "runs": {}}
     lines = [
@@ -49,8 +54,7 @@ def write(runs: Path, seeds: int) -> None:
     ]
     for ties, said in TIES.items():
         for name, title in MODELS.items():
-            folders = [runs / f"{name}-{ties}-{seed}" for seed in range(seeds)]
-            done = [read(f) for f in folders if (f / "result.json").exists()]
+            done = results(row(runs, name, ties).gathered(runs, seeds, None))
             if not done:
                 continue
             found["runs"][f"{name}-{ties}"] = done
@@ -74,9 +78,7 @@ def main() -> None:
     for seed in range(options.seeds):
         for ties in TIES:
             for name in MODELS:
-                given = [*SETTINGS, f"training.seed={seed}", f"model.gaps={str(name == 'gaps').lower()}"]
-                words = [word for setting in given for word in ("--set", setting)]
-                train(runs / f"{name}-{ties}-{seed}", runs / "data" / ties, "--recipe", "fast", *words)
+                row(runs, name, ties).train(runs, seed)
                 write(runs, options.seeds)
 
 

@@ -2,10 +2,9 @@
 
     LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3] [--rows plain,no-memory]
 
-Every run is a plain `lrurec train --recipe best` with some parts switched off or put in by --set, kept in the folder after --runs as ROW-NAME-SEED; one that
-is already there is not trained again (an unfinished one is resumed). A run of bench/best.py in the same folder is the row of the whole. The table is written
-to results/levers.md and results/levers.json after each run; what is there of the same settings and not in the folder stays. What a part costs per event is
-measured at the end.
+Every run is a plain `lrurec train --recipe best` with some parts switched off or put in by --set, kept in the folder after --runs as ROW-NAME-SEED (see
+bench/rows.py). A run of bench/best.py in the same folder is the row of the whole. The table is written to results/levers.md and results/levers.json after
+each run. What a part costs per event is measured at the end.
 """
 
 import json
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from accuracy import CASES, arguments, spread
-from best import done_of, latency, prepared, train
-from lrurec.training.config import config_for
+from best import latency, prepared
 from measure import machine
+from rows import Row, results, table_before
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("ndcg@10", "recall@10")
@@ -86,10 +85,8 @@ def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
-def settings_of(name: str, row: str) -> dict[str, Any]:
-    """Every setting of a row's runs but the seed, as far as the recipe goes by the dataset's kind."""
-    kind = {"ml-1m": (165.0, 3416), "beauty": (7.5, 57289)}[name]  # events of a user, items
-    return config_for("best", None, list(rows(name)[row][1]), per_user=kind[0], items=kind[1]).values()
+def runs_of(name: str, data: Path) -> dict[str, Row]:
+    return {row: Row(f"{row}-{name}", data, "best", settings) for row, (_, settings) in rows(name).items()}
 
 
 def table(name: str, found: dict[str, Any]) -> list[str]:
@@ -102,35 +99,28 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     ]
     for row, (title, _) in rows(name).items():
         if row in found:
-            results, ratio = found[row]["runs"], found[row].get("latency")
-            cells = [spread([r[part][m] for r in results]) for part in ("test", "valid") for m in METRICS]
-            seconds = sum(r["seconds"] for r in results) / len(results)
+            done, ratio = results(found[row]), found[row].get("latency")
+            cells = [spread([r[part][m] for r in done]) for part in ("test", "valid") for m in METRICS]
+            seconds = sum(r["seconds"] for r in done) / len(done)
             cells += [f"{seconds:,.0f}", f"{ratio:.2f}" if ratio else "-"]
-            lines.append(f"| {title} | {len(results)} | {' | '.join(cells)} |")
+            lines.append(f"| {title} | {len(done)} | {' | '.join(cells)} |")
     settings = [f"- {title}: {', '.join(f'`{s}`' for s in off)}" for title, off in rows(name).values() if off]
     return [*lines, "", "Beside `--recipe best`:", "", *settings]
 
 
-def known() -> dict[str, Any]:
-    """What was measured before, of settings that a row still has."""
-    path = ROOT / "results" / "levers.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    return {
-        name: {
-            r: v for r, v in before.get(name, {}).items() if r in rows(name) and v["settings"] == settings_of(name, r)
-        }
-        for name in CASES
-    }
-
-
-def write(runs: Path, seeds: int, costs: dict[str, dict[str, float]] | None = None) -> None:
-    found = known()
-    for name in CASES:
-        for row in rows(name):
-            if len(done := done_of(runs, row, name, seeds)) >= len(found[name].get(row, {}).get("runs", [""])):
-                found[name].setdefault(row, {}).update(runs=done, settings=settings_of(name, row))
-        for row, ratio in (costs or {}).get(name, {}).items():
-            found[name][row]["latency"] = ratio
+def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: bool = False) -> None:
+    """The table; what it says of a dataset that is not asked for stays."""
+    before = table_before(ROOT / "results" / "levers.json")
+    found: dict[str, Any] = {name: before.get(name, {}) for name in CASES}
+    for name, of_name in tables.items():
+        old = found[name]
+        gathered = {key: row.gathered(runs, seeds, old.get(key)) for key, row in of_name.items()}
+        found[name] = {key: facts for key, facts in gathered.items() if facts}
+        ratios = cost(runs, of_name) if measures else {}
+        for key, facts in found[name].items():
+            known = old.get(key, {})
+            if key in ratios or ("latency" in known and known["config"] == facts["config"]):
+                facts["latency"] = ratios.get(key, known.get("latency"))
     lines = [
         "# What each part of `best` brings",
         "",
@@ -144,31 +134,26 @@ def write(runs: Path, seeds: int, costs: dict[str, dict[str, float]] | None = No
     (ROOT / "results" / "levers.md").write_text("\n".join(lines) + "\n")
 
 
-def cost(runs: Path, name: str) -> dict[str, float]:
+def cost(runs: Path, of_name: dict[str, Row]) -> dict[str, float]:
     """Observe + recommend of each row over that of the plain one, each pair in turns."""
-    found = {}
-    for row in rows(name):
-        pair = {PLAIN: runs / f"{PLAIN}-{name}-0", row: runs / f"{row}-{name}-0"}
-        if row != PLAIN and all((folder / "result.json").exists() for folder in pair.values()):
-            took = latency(pair)
-            assert took is not None
-            found[row] = took[row] / took[PLAIN]
+    found, plain = {}, of_name[PLAIN].done(runs, 0)
+    for key, row in of_name.items():
+        if key != PLAIN and plain and (folder := row.done(runs, 0)):
+            took = latency({PLAIN: plain, key: folder})
+            found[key] = took[key] / took[PLAIN]
     return found
 
 
 def main() -> None:
     options = arguments(__doc__, lambda parser: parser.add_argument("--rows", type=lambda text: text.split(",")))
-    names = options.only or list(CASES)
-    for name in () if options.table else names:
-        data = prepared(name, options.runs)
+    tables = {name: runs_of(name, prepared(name, options.runs)) for name in options.only or CASES}
+    for of_name in () if options.table else tables.values():
         for seed in range(options.seeds):
-            for row, (_, settings) in rows(name).items():
-                if options.rows and row not in options.rows:
-                    continue
-                words = [word for s in (*settings, f"training.seed={seed}") for word in ("--set", s)]
-                train(options.runs / f"{row}-{name}-{seed}", data, "--recipe", "best", *words)
-                write(options.runs, options.seeds)
-    write(options.runs, options.seeds, {name: cost(options.runs, name) for name in names})
+            for key, row in of_name.items():
+                if not options.rows or key in options.rows:
+                    row.train(options.runs, seed)
+                    write(options.runs, tables, options.seeds)
+    write(options.runs, tables, options.seeds, measures=True)
 
 
 if __name__ == "__main__":
