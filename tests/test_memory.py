@@ -29,8 +29,8 @@ from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving.service import Answer, Live
 from lrurec.training.checkpoint import load_checkpoint
 from lrurec.training.config import BEST, config_for
-from lrurec.training.learner import Learner
-from lrurec.training.remembering import hold_back
+from lrurec.training.learner import Learner, build
+from lrurec.training.remembering import hold_back, remember
 from lrurec.training.run import Run as RunFolder
 from lrurec.training.trainer import LAST, MEMORY, Trainer, validations
 
@@ -299,6 +299,28 @@ def test_it_knows_what_the_model_has_not_learned_yet(chains: Path) -> None:
     assert isinstance(last, LRURec) and last.memory is None
 
 
+def test_rare_answers_may_weigh_more() -> None:
+    """After one of 20 items six of ten take the hub, four its own partner: whom to name first is a matter of what counts."""
+    rng, hub = np.random.default_rng(0), 40
+    first = rng.integers(0, 20, 2000)
+    log = np.stack([rng.integers(41, 60, 2000), first, np.where(rng.random(2000) < 0.6, hub, first + 20)], 1)
+    starts = np.arange(0, log.size, 3)
+    train = Sequences(log.ravel().astype(np.int32), np.arange(2000, dtype=np.int32), starts, starts + 3)
+    model = build(60, 2000, config_for("fast", None, SMALL))
+    assert isinstance(model, LRURec)
+    table, bias = (t.detach().numpy() for t in model.item_table())
+    named = {}
+    for rare in (0.0, 1.0):
+        memory = remember(model, train, MemoryConfig(use=True, held_back=0.3, rare=rare), 50, 0)
+        best = []
+        for a in range(20):
+            items, scores, more = memory.added(np.array([50, a]), np.zeros(16, np.float32), table, bias)
+            best.append(int(items[np.argmax(scores + more)]) - a)
+        named[rare] = best
+    assert sum(b == 20 for b in named[1.0]) >= 18  # its partner
+    assert sum(hub - b == a for a, b in enumerate(named[0.0])) >= 18  # the hub
+
+
 def test_stopped_while_it_remembers_and_continued_is_the_same(chains: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(chains / "run", folder)
@@ -397,6 +419,7 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         ("memory.decay=0", "memory.decay must lie above 0"),
         ("memory.row=0", "memory.row must be 1 or more"),
         ("memory.held_back=0.9", "memory.held_back must lie above 0"),
+        ("memory.rare=2", "memory.rare must lie between 0 and 1"),
         ("memory.wide=1", "unknown setting of memory 'wide'"),
         ("memory.use=1", "memory.use must be true or false"),
         ("training.finish=-5", "training.finish is steps"),

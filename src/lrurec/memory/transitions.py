@@ -37,6 +37,7 @@ class MemoryConfig:
     row: int = 128  # pairs kept of an item, at most
     pairs: int = 0  # and of all items together, 16 bytes each; 0: 32 million, or 45 of each item where that is more
     held_back: float = 0.03  # share of the training events that the weights of the evidence are learned from
+    rare: float = 0.1  # an answer that occurred n times weighs (n + 1)^-rare in that: more is better for rare items
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= _MOST_WINDOW:
@@ -47,6 +48,8 @@ class MemoryConfig:
             raise SettingsError("memory.row must be 1 or more, and memory.pairs 0 (as the catalogue needs) or more")
         if not 0 < self.held_back <= 0.5:
             raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
+        if not 0 <= self.rare <= 1:
+            raise SettingsError(f"memory.rare must lie between 0 and 1, not {self.rare}")
 
     def of_each(self, n_items: int) -> int:
         """How many pairs of an item are kept at most, of so many items.

@@ -71,9 +71,9 @@ def timed(
     lap()
     counted = Transitions.count(kept.items, kept.starts, kept.stops, model.sizes.items, config, at_once)
     counting = lap() / max(1, kept.n_events)
-    _examples(model, counted, held.part(0, 1), max_length, 0, "cpu")
+    _examples(model, counted, held.part(0, 1), max_length, 0, "cpu", config.rare)
     lap()
-    examples = _examples(model, counted, held.part(0, most), max_length, 0, "cpu")
+    examples = _examples(model, counted, held.part(0, most), max_length, 0, "cpu", config.rare)
     making = lap() / max(1, min(most, len(held)))
     _learned(examples, 0, _TRIED)
     return counting, making, lap() * _STEPS / _TRIED * _BATCH / max(1, min(_BATCH, len(examples.answers)))
@@ -115,7 +115,7 @@ def remembered(
     watch("counting what came near what")
     counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config, at_once)
     watch(f"learning how much to believe it, from {len(held):,} events held back")
-    examples = _examples(model, counted, held, max_length, seed, device)
+    examples = _examples(model, counted, held, max_length, seed, device, config.rare)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the steps are small: threads would wait for each other most of the time
     try:
@@ -136,11 +136,12 @@ class _Examples:
     scores: Tensor  # minus infinity where there is no rival
     recalled: Tensor
     answers: Tensor
+    weights: Tensor  # how much each counts: 1 on average
 
 
 @torch.no_grad()
 def _examples(
-    model: TrainedModel, counted: Transitions, held: Targets, max_length: int, seed: int, device: str
+    model: TrainedModel, counted: Transitions, held: Targets, max_length: int, seed: int, device: str, rare: float
 ) -> _Examples:
     width = _BEST + _RECALLED + _RANDOM
     rng = np.random.default_rng([seed, 0x657861])
@@ -148,6 +149,7 @@ def _examples(
     table, bias = all_items.numpy(), all_biases.numpy()
     inputs, scores = np.zeros((len(held), width, INPUTS), np.float32), np.full((len(held), width), -np.inf, np.float32)
     recalled, answers = np.zeros((len(held), width), np.bool_), np.zeros(len(held), np.int64)
+    weights = np.zeros(len(held), np.float32)
     n = 0
     for first in range(0, len(held), _EVENTS):
         some = held.part(first, first + _EVENTS)
@@ -165,6 +167,7 @@ def _examples(
             if not len(at):
                 continue
             x, s, is_recalled, answers[n] = inputs[n], scores[n], recalled[n], at[0]
+            weights[n] = (counted.counts[answer] + 1.0) ** -rare
             n += 1
             s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
             if len(brought):
@@ -172,7 +175,8 @@ def _examples(
                 place = order[np.minimum(np.searchsorted(brought[order], chosen), len(brought) - 1)]
                 here = np.flatnonzero(brought[place] == chosen)
                 is_recalled[here], x[here], s[here] = True, known[place[here]], own[place[here]]
-    return _Examples(*(torch.from_numpy(array[:n]) for array in (inputs, scores, recalled, answers)))
+    weights /= max(float(weights[:n].mean()), 1e-30) if n else 1.0
+    return _Examples(*(torch.from_numpy(array[:n]) for array in (inputs, scores, recalled, answers, weights)))
 
 
 def _rivals(
@@ -225,7 +229,8 @@ def _network(
         recalled = examples.recalled[chosen]
         more = F.linear(F.relu(F.linear(x[chosen][recalled], w1, b1)), w2[None])[:, 0] + b2
         total = (scores[chosen] + torch.zeros(recalled.shape).masked_scatter(recalled, more)) * heat.exp()
-        loss = F.cross_entropy(total.masked_fill(~real[chosen], -torch.inf), examples.answers[chosen])
+        each = F.cross_entropy(total.masked_fill(~real[chosen], -torch.inf), examples.answers[chosen], reduction="none")
+        loss = (each * examples.weights[chosen]).mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
