@@ -422,10 +422,15 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         ("memory.rare=2", "memory.rare must lie between 0 and 1"),
         ("memory.wide=1", "unknown setting of memory 'wide'"),
         ("memory.use=1", "memory.use must be true or false"),
-        ("training.finish=-5", "training.finish is steps"),
+        ("training.finish=-5", "training.finish is a number of steps, 0 or more, not -5"),
     ):
         with pytest.raises(SettingsError, match=words):
             config_for("fast", None, [setting])
+    with pytest.raises(
+        SettingsError, match=r"memory.rare=0.5 does nothing without a memory; add --set memory.use=true"
+    ):
+        config_for("fast", None, ["memory.rare=0.5"])
+    assert config_for("best", None, ["memory.rare=0.5"]).memory.rare == 0.5
     with pytest.raises(SettingsError, match="markov only counts, and takes no memory"):
         config_for("fast", None, ["memory.use=true"], "markov")
     shutil.copytree(chains / "run", tmp_path / "run")
@@ -439,10 +444,35 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         Memory.of(Memory(counted([[0, 1]]), weights()).arrays(), 9)
 
 
+def test_a_run_stopped_before_its_memory_says_so(chains: Path, tmp_path: Path, run: Run) -> None:
+    shutil.copytree(chains / "run", tmp_path / "run")
+    (tmp_path / "run" / MEMORY).unlink()
+    words = (
+        f"was stopped before its memory was learned; go on with: lrurec train {(chains / 'dataset').resolve()} --out"
+    )
+    for command in (("evaluate",), ("recommend", "--history", "i003"), ("compare", tmp_path / "run")):
+        found = run(command[0], tmp_path / "run", *command[1:])
+        assert found.code == 0 and "this is the model alone" in found.err and words in found.err
+    assert not run("evaluate", chains / "run").err
+    refused = run("export", tmp_path / "run", "--out", tmp_path / "artifact")
+    assert refused.code == 2 and words in refused.err and not (tmp_path / "artifact").exists()
+
+
+def test_the_recipe_says_what_it_chose(chains: Path, tmp_path: Path, run: Run) -> None:
+    few = [word for s in (*SMALL[:5], "training.finish=2") for word in ("--set", s)]
+    for recipe, models in (("best", "2 models"), ("best-small", "one model")):
+        done = run("train", chains / "dataset", "--out", tmp_path / recipe, "--recipe", recipe, *few)
+        assert done.code == 0
+        line = f"{recipe} for 9.0 events per user: {models}, cosines, full loss, windows of 50, 10 steps, a memory"
+        assert line in done.err
+
+
 def test_the_recipe_best_samples_where_there_are_many_items() -> None:
     few, many = (config_for("best", None, [], None, 100, items).training for items in (3000, 300_000))
     assert (few.loss, many.loss, many.shared_negatives) == ("full", "sampled", True)
     assert config_for("best", None, ["training.loss=full"], None, 100, 300_000).training.loss == "full"
+    short = (config_for("best", None, [], None, 8, items).training.loss for items in (500, 20_000))
+    assert tuple(short) == ("full", "sampled")
 
 
 def test_the_recipe_best_goes_by_the_length_of_histories() -> None:

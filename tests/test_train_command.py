@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,6 +21,7 @@ from lrurec.folder import held
 from lrurec.kernels import compiled_before
 from lrurec.models.base import TrainedModel
 from lrurec.training.checkpoint import load_checkpoint
+from lrurec.training.remembering import remember
 from lrurec.training.run import Run as RunFolder
 
 SMALL = ["model.width=16", "model.channels=8", "training.steps=40", "training.validate_every=20", "training.batch=16"]
@@ -74,7 +76,7 @@ def test_a_line_for_every_validation(cycle: Path, run: Run) -> None:
     out = cycle.parent / "run"
     more = ("--set", "training.candidates=4", "--set", "training.validate_every=10", "--set", "memory.use=true")
     done = run("train", cycle, "--out", out, *SETTINGS, *more)
-    assert done.code == 0 and done.out.count("(among 4 sampled items)") == 3
+    assert done.code == 0 and done.out.count("(among 4 sampled items)") == 4
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [10, 20, 30, 40]
     for row in rows:
@@ -158,6 +160,23 @@ def test_ctrl_c_saves_and_resume_goes_on_exactly(cycle: Path, run: Run) -> None:
     assert run("train", cycle, "--out", part, "--resume").code == 0
     a, b = load_checkpoint(whole / "last.safetensors")[0], load_checkpoint(part / "last.safetensors")[0]
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_ctrl_c_while_the_memory_is_learned(cycle: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not left halfway, and whoever waits is told."""
+    out = cycle.parent / "run"
+
+    def pressed(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return remember(*arguments)
+
+    monkeypatch.setattr("lrurec.training.trainer.remember", pressed)
+    more = ("--set", "memory.use=true", "--set", "training.finish=20")
+    done = run("train", cycle, "--out", out, *SETTINGS, *more)
+    assert done.code == 130 and "stops when the memory is learned" in done.err
+    assert (out / "memory.safetensors").exists() and "stopped and saved at step 41" in done.err
+    again = run("train", cycle, "--out", out, "--resume")
+    assert again.code == 0 and "stops when" not in again.err
 
 
 def one_line(run: Run, *arguments: object) -> str:

@@ -63,7 +63,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    from lrurec.cli.evaluate import ranked
+    from lrurec.cli.evaluate import ranked, say_if_alone
     from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import METRICS
     from lrurec.evaluation.report import doubling, halves
@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     sides = [[Run.open(Path(path)) for path in paths] for paths in _sides(options)]
     first = sides[0][0]
     for opened in (*sides[0], *sides[1]):
+        say_if_alone(opened)
         if opened.manifest["dataset"]["content_id"] != first.manifest["dataset"]["content_id"]:
             raise SettingsError(
                 f"{first.folder} and {opened.folder} were trained on different datasets; compare runs of one"

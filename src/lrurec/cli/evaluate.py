@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     opened = Run.open(Path(options.path))
     ks = options.ks or [10, 20]
     dataset, model = opened.dataset(options.dataset), opened.model(options.checkpoint)
+    say_if_alone(opened)
     drawn = Candidates(options.candidates, options.seed or 0) if options.candidates else None
     split, report = examine(opened, dataset, model, options.split, ks, drawn)
     report |= {"model": opened.config.name, "checkpoint": options.checkpoint, **model.facts()}
@@ -67,6 +69,12 @@ def run(options: argparse.Namespace) -> int:
         report["baselines"] = baselines(opened, dataset, split, options.split, ks, drawn)
     print(json.dumps(report, indent=1) if options.json else _told(report, ks))
     return 0
+
+
+def say_if_alone(opened: "Run") -> None:
+    """A run that has no memory yet is worth less than it will be."""
+    if lacks := opened.lacks_memory():
+        print(f"lrurec: this is the model alone: {lacks}", file=sys.stderr)
 
 
 def examine(

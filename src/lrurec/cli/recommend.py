@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import table
@@ -42,9 +43,12 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
+    from lrurec.cli.evaluate import say_if_alone
     from lrurec.recommender import Recommender
+    from lrurec.training.run import Run
 
     rec = Recommender.of_run(options.path, options.dataset)
+    say_if_alone(Run.open(Path(options.path)))
     if options.user is not None:
         if rec.dataset.user_ids.index(options.user) is None:
             raise InputError(f"user '{options.user}' is not in the dataset; say what they took with --history A,B,C")

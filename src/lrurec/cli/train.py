@@ -106,7 +106,20 @@ def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
     config = config_for(
         options.recipe or "fast", options.config, settings, options.model, dataset.per_user, dataset.n_items
     )
-    return Run.start(folder, dataset, _split(dataset, config), config)
+    begun = Run.start(folder, dataset, _split(dataset, config), config)
+    if options.recipe in ("best", "best-small"):
+        _warn(f"{options.recipe} for {dataset.per_user:.1f} events per user: {_chosen(begun[0].config)}")
+    return begun
+
+
+def _chosen(config: "RunConfig") -> str:
+    """What a recipe that goes by the log came to, in a line."""
+    model, t = config.model, config.training
+    copies, mixer = getattr(model, "copies", 1), getattr(model, "mixer", "lru")
+    parts = [f"{copies} models" if copies > 1 else "one model", f"mixer {mixer}" if mixer != "lru" else ""]
+    parts += ["cosines" if getattr(model, "temperature", 0) else "", f"{t.loss} loss", f"windows of {t.max_length:,}"]
+    parts += [f"{t.steps + t.finish:,} steps", "a memory" if config.memory.use else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
@@ -178,10 +191,11 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
             print(f"counted   {trainer.split.train.n_events:,} events in {trainer.seconds:.0f} s")
         else:
             print(f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s; best at step {trainer.best_step:,}")
-        print(f"valid     {_metrics(valid, among)}")
-        print(f"test      {_metrics(test, among)}")
-        if alone := result.get("without_memory"):
-            print(f"  alone   {_metrics(alone['test'], among)}  (test, without the memory)")
+        alone = result.get("without_memory", {})
+        for part, found in (("valid", valid), ("test", test)):
+            print(f"{part:10}{_metrics(found, among)}")
+            if part in alone:
+                print(f"  alone   {_metrics(alone[part], among)}  ({part}, without the memory)")
         print(f"next      lrurec evaluate {options.out}")
     return 0
 
@@ -202,6 +216,8 @@ def _stop_gently(trainer: "Trainer") -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.interrupted = True
+        if trainer.remembering:
+            _warn("stops when the memory is learned, in a minute or so")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

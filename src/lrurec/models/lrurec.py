@@ -76,9 +76,9 @@ class LRURecConfig:
             raise SettingsError(f"model.dropout must lie between 0 and 1, not {self.dropout}")
         if not 0 <= self.temperature < math.inf:
             raise SettingsError(f"model.temperature must be a number of 0 or more, not {self.temperature}")
-        sizes = ("width", "channels", "state", "blocks", "copies")
-        if min(getattr(self, name) for name in sizes) < 1:
-            raise SettingsError(f"{', '.join(f'model.{name}' for name in sizes)} must be 1 or more")
+        for name in ("width", "channels", "state", "blocks", "copies"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"model.{name} must be 1 or more, not {getattr(self, name)}")
         for name, owner in SIZES.items():
             if self.mixer != owner and getattr(self, name) != getattr(LRURecConfig, name):
                 raise SettingsError(f"model.{name} is a size of model.mixer={owner}; leave it out for {self.mixer}")

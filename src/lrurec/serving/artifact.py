@@ -77,7 +77,8 @@ class Artifact:
         """Refuse to learn from events where there is no memory to learn with."""
         if self.memory is None:
             raise SettingsError(
-                "this artifact has no memory that could learn from events; train with --recipe best, or leave out --learn"
+                "this artifact has no memory that could learn from events; export a run of --recipe best (its training at an"
+                " end), or serve without learning"
             )
 
     @classmethod

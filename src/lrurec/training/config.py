@@ -77,13 +77,18 @@ class TrainingConfig:
         if self.refit and self.steps < 1:
             raise SettingsError("without validation nobody knows when to stop: training.refit needs training.steps")
         if not 0 <= self.look_ahead < 1:
-            raise SettingsError(f"training.look_ahead must lie between 0 and 1, not {self.look_ahead}")
+            raise SettingsError(f"training.look_ahead must be 0 or more and less than 1, not {self.look_ahead}")
         if self.candidates < 0:
             raise SettingsError("training.candidates must be 0 (all items) or more")
         if self.schedule == "one-cycle" and self.steps < 1:
             raise SettingsError("training.schedule=one-cycle needs training.steps of 1 or more")
-        if self.finish < 0 or (self.finish and self.schedule != "one-cycle"):
-            raise SettingsError("training.finish is steps (0 or more) behind those of training.schedule=one-cycle")
+        if self.finish < 0:
+            raise SettingsError(f"training.finish is a number of steps, 0 or more, not {self.finish}")
+        if self.finish and self.schedule != "one-cycle":
+            raise SettingsError(
+                "training.finish is a second cycle behind that of training.schedule=one-cycle (recipes fast and best);"
+                f" leave it out with {self.schedule}"
+            )
 
     @property
     def seen(self) -> int:
@@ -124,6 +129,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "best-small": {},  # the same with one model, where that has two side by side
 }
 MANY_ITEMS = 50_000  # from which on `best` samples negatives, whatever the length of histories
+FEW_ITEMS = 8_192  # below which it does not: all of them are as quick
 # Of `best`, by how many events a user has on average: from so many on, these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
@@ -158,6 +164,8 @@ def _recipe(name: str, per_user: float, items: int, model: str) -> dict[str, dic
     values = {part: dict(settings) for part, settings in chosen.items()}
     if by_kind and items >= MANY_ITEMS:
         values["training"] |= _SAMPLED
+    if by_kind and 0 < items < FEW_ITEMS:
+        values["training"] = {k: v for k, v in values["training"].items() if k not in _SAMPLED}
     if by_kind:
         own = {f.name for f in dataclasses.fields(model_class(model).Config)}
         values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
@@ -189,7 +197,13 @@ def config_for(
         if not equals or not dot:
             raise SettingsError(f"--set wants part.name=value, not '{assignment}' (as in model.dropout=0.6)")
         _merge(values, {part: {name: _value(text)}})
-    return from_values(values)
+    made = from_values(values)
+    for assignment in assignments:
+        if assignment.startswith("memory.") and not assignment.startswith("memory.use=") and not made.memory.use:
+            raise SettingsError(
+                f"{assignment} does nothing without a memory; add --set memory.use=true, or take --recipe best"
+            )
+    return made
 
 
 def from_values(values: dict[str, dict[str, Any]]) -> RunConfig:

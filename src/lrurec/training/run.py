@@ -132,6 +132,13 @@ class Run:
         split = leave_last_out(dataset)
         return split.with_gaps(dataset) if wants_gaps(self.config.model) else split
 
+    def lacks_memory(self) -> str | None:
+        """What to say of a run that was stopped before its memory was learned."""
+        if not self.config.memory.use or (self.folder / MEMORY).exists():
+            return None
+        again = f"lrurec train {self.manifest['dataset']['path']} --out {self.folder} --resume"
+        return f"{self.folder} was stopped before its memory was learned; go on with: {again}"
+
     def model(self, checkpoint: str = "best") -> Model:
         """The model with the weights of a checkpoint; the best ones have their memory beside them, where there is one."""
         path = self.folder / {"best": BEST, "last": LAST}[checkpoint]

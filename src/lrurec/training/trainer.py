@@ -81,6 +81,7 @@ class Trainer:
         self.waited = 0  # validations without a better recall
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
+        self.remembering = False  # while the memory is learned, which is not left halfway
         self.loggers = Loggers()  # set from outside: who else hears of the metrics
         self.said: Callable[[str], None] = lambda line: None  # set from outside: who hears of what follows the steps
         self.validated: Callable[[int, dict[str, float]], None] = lambda step, found: None  # set from outside; may stop
@@ -153,9 +154,11 @@ class Trainer:
         if (self.folder / MEMORY).exists():
             return
         t, started = self.config.training, time.perf_counter()
+        self.remembering = True
         assert isinstance(self.model, TrainedModel)
         memory = remember(self.model, self.split.train, self.config.memory, t.seen, t.seed, t.device, self.said)
         save_tensors(self.folder / MEMORY, {k: torch.from_numpy(v) for k, v in memory.arrays().items()}, {})
+        self.remembering = False
         self.seconds += time.perf_counter() - started
 
     def _validate(self, loss: float) -> None:

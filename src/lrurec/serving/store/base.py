@@ -8,7 +8,7 @@ event, another artifact - a state that a store gives belongs to the history besi
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -76,7 +76,7 @@ class Appended:
 
     stored: int
     length: int
-    state: bytes
+    state: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
