@@ -163,7 +163,7 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
         log_requests=settings.log_requests,
     )
     if settings.workers == 1:
-        announce(settings.artifact, live.store.where, sock, live.artifact.manifest["index"])
+        announce(settings.artifact, live.store.where, sock, live.artifact.manifest["index"], settings.learn)
     config = uvicorn.Config(
         api,
         loop="uvloop",
@@ -185,12 +185,14 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[sock])
 
 
-def announce(artifact: str, store: str, sock: socket.socket, index: dict[str, object]) -> None:
+def announce(artifact: str, store: str, sock: socket.socket, index: dict[str, object], learn: bool) -> None:
     """For people, on stdout; what programs want is in the log."""
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     recall = f" ({index['recall@20']:.1%} of the exact top 20)" if "recall@20" in index else ""
     print(f"serving   {artifact} with {store} on http://{shown}:{port}", flush=True)
+    if learn:
+        print("learning  the memory of each worker counts the events that come in", flush=True)
     print(
         f"search    {index['kind']}{recall}; the page is at /, the API at /openapi.json; stop with Ctrl-C", flush=True
     )
@@ -220,7 +222,7 @@ def _watch_over(settings: Settings, folder: Path, sock: socket.socket) -> int:
     store = open_store(settings.store, bound=settings.bound)
     store.close()
     log_as_json()
-    announce(settings.artifact, store.where, sock, artifact.manifest["index"])
+    announce(settings.artifact, store.where, sock, artifact.manifest["index"], settings.learn)
     (folder / "metrics").mkdir()
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
