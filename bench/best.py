@@ -22,6 +22,7 @@ import torch
 
 import lrurec
 from accuracy import CASES, arguments, spread
+from lrurec.experiments.published import published
 from lrurec.export import export
 from lrurec.models.lrurec import LRURecConfig
 from lrurec.serving.service import Live
@@ -118,8 +119,8 @@ def pair(results: list[dict[str, float]]) -> str:
 def accuracy(name: str, facts: dict[str, Any]) -> list[str]:
     """The rows of a dataset in the first table."""
     best, plain = results(facts["best"]), results(facts["paper"])
-    case, goal = CASES.get(name), GOALS.get(name)
-    lines = [f"| {name} | | the paper | {case.ndcg:.4f} | {case.recall:.4f} |"] if case else [f"| {name} | | | | |"]
+    printed, goal = published("main").of(name, "lrurec"), GOALS.get(name)
+    lines = [f"| {name} | | the paper | {pair([printed])} |"] if printed else [f"| {name} | | | | |"]
     if known := [r["test"] for r in table_before(ROOT / "results" / "accuracy.json")["runs"] if r["dataset"] == name]:
         lines.append(f"| | {len(known)} | `fast` ([results/accuracy.md](accuracy.md)) | {pair(known)} |")
     if plain:
