@@ -59,6 +59,7 @@ def test_the_command(runs: Path, run: Run) -> None:
     told = run("compare", runs / "good", runs / "popular", "-k", "1")
     assert told.code == 0 and "ndcg@1: A is better" in told.out and "40 users, test split" in told.out
     assert "ndcg@1 by length of history" in told.out and "ndcg@1 by training count of the target" in told.out
+    assert told.out.strip().endswith(", and in no slice surely worse")
     assert "ndcg@1: B is better" in run("compare", runs / "popular", runs / "good", "-k", "1").out
     assert "no difference" in run("compare", runs / "good", runs / "good").out
     sampled = json.loads(run("compare", runs / "good", runs / "popular", "-k", "1", "--candidates", "3", "--json").out)
@@ -96,6 +97,24 @@ def test_for_whom(tmp_path: Path, run: Run) -> None:
         assert all(part["low"] <= part["mean"] <= part["high"] for part in ranges)
     told = run("compare", *both, "-k", "3").out
     assert "ndcg@3 by halves of the users" in told and all(name in told for name in names)
+
+
+def test_the_slices_where_the_other_is_better_are_named(tmp_path: Path, run: Run) -> None:
+    """Many come to item 0, where others begin: popularity names it. Few walk along a chain, which Markov knows."""
+    begin = [(u, i) for u in range(60) for i in (0, 100 + u, 200 + u)]
+    come = [(u, i) for u in range(60, 120) for i in (20 + u % 40, 20 + (u + 7) % 40, 0)]
+    walk = [(u, 20 + (u * 5 + k) % 40) for u in range(120, 136) for k in range(12)]
+    frame = pl.DataFrame(begin + come + walk, schema=["user", "item"], orient="row")
+    lrurec.load_events(frame, out=tmp_path / "data")
+    for model in ("popularity", "markov"):
+        assert run("train", tmp_path / "data", "--out", tmp_path / model, "--model", model).code == 0
+    both = tmp_path / "popularity", tmp_path / "markov"
+    report = json.loads(run("compare", *both, "-k", "1", "--json").out)
+    assert report["metrics"]["ndcg@1"]["low"] > 0 > report["by_history_length"][-1]["high"]
+    for paths, (better, other) in ((both, "AB"), (both[::-1], "BA")):
+        last = run("compare", *paths, "-k", "1").out.strip().splitlines()[-1]
+        assert last.startswith(f"ndcg@1: {better} is better (p = ") and f"; but {other} for " in last
+        assert "history 8-15 (-100.0%)" in last and "history 2-3" not in last
 
 
 def test_several_runs_on_a_side(tmp_path: Path, run: Run) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lrurec.evaluation.significance import Values
     from lrurec.training.run import Run
 
+SLICES = {"halves": "", "by_history_length": "history ", "by_target_popularity": "training count "}
 HALVES = ("short histories", "long histories", "rare targets", "popular targets")
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
@@ -31,7 +32,7 @@ swapping the two runs at random, user by user, gives a difference as large. A p 
 these users; another seed of the same model is another matter: train several, and name them all (--against): what a user gets
 is then the mean over the runs of a side. Below that, for whom: short and long histories, rare and popular targets (by how
 often a target occurs in training), as halves of the users and in ranges that double, each with its interval: a range of few
-users swings by luck alone.
+users swings by luck alone. The last line says which is better, and names the slices where the other one surely is.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
@@ -203,13 +204,25 @@ def _sliced(slices: list[dict[str, Any]]) -> str:
     for s in slices:
         relative = f"{s['mean'] / s['second']:+.1%}" if s["second"] else "-"
         cells = [f"{s['first']:.5f}", f"{s['second']:.5f}", f"{s['low']:+.5f} to {s['high']:+.5f}", relative]
-        rows.append([f"{s.get('half', '')} {s['from']}-{s['to']}".strip(), f"{s['users']:,}", *cells])
+        rows.append([_range(s), f"{s['users']:,}", *cells])
     return table(rows)
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    """One sentence on the first NDCG."""
+    """One sentence on the first NDCG, and for whom it is not so: slices whose interval lies on the other side of zero."""
     name, d = next((n, d) for n, d in report["metrics"].items() if n.startswith("ndcg"))
     if d["p"] >= 0.05:
         return f"{name}: no difference that these users can show (p = {d['p']:.2f})"
-    return f"{name}: {'A' if d['mean'] > 0 else 'B'} is better (p = {d['p']:.4f})"
+    better, worse, sign = ("A", "B", 1) if d["mean"] > 0 else ("B", "A", -1)
+    against = [
+        f"{kind}{_range(s)} ({sign * s['mean'] / s['first' if sign < 0 else 'second']:+.1%})"
+        for key, kind in SLICES.items()
+        for s in report[key]
+        if max(sign * s["low"], sign * s["high"]) < 0
+    ]
+    but = f"; but {worse} for {', '.join(against)}" if against else ", and in no slice surely worse"
+    return f"{name}: {better} is better (p = {d['p']:.4f}){but}"
+
+
+def _range(s: dict[str, Any]) -> str:
+    return f"{s.get('half', '')} {s['from']}-{s['to']}".strip()
