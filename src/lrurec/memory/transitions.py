@@ -37,7 +37,7 @@ class MemoryConfig:
     row: int = 128  # pairs kept of an item, at most
     pairs: int = 0  # and of all items together, 16 bytes each; 0: 32 million, or 45 of each item where that is more
     held_back: float = 0.03  # share of the training events that the weights of the evidence are learned from
-    rare: float = 0.1  # an answer that occurred n times weighs (n + 1)^-rare in that: more is better for rare items
+    rare: float = 0.3  # an answer that occurred n times, less often than half of them, weighs (n + 1)^-rare in that
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= _MOST_WINDOW:

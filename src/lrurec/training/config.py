@@ -138,7 +138,7 @@ BEST: dict[float, dict[str, dict[str, Any]]] = {
             **_ONE_CYCLE, **_SAMPLED, "learning_rate": 6e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
             "look_ahead": 0.4,
         },
-        "memory": {**_REMEMBERS, "held_back": 0.06, "rare": 0.2},
+        "memory": {**_REMEMBERS, "held_back": 0.06, "rare": 0.5},
     },
     30: {
         "model": {"mixer": "rwkv"},

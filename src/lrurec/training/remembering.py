@@ -139,6 +139,16 @@ class _Examples:
     weights: Tensor  # how much each counts: 1 on average
 
 
+def weights_of(counts: NDArray[np.int64], rare: float) -> NDArray[np.float64]:
+    """How much answers count in learning g, by how often each occurred: the rarer half the more, the others alike.
+
+    >>> weights_of(np.array([0, 3, 8, 8, 99]), 0.5).round(2).tolist()
+    [1.0, 0.5, 0.33, 0.33, 0.33]
+    """
+    found: NDArray[np.float64] = (np.minimum(counts, np.median(counts) if len(counts) else 0) + 1.0) ** -rare
+    return found
+
+
 @torch.no_grad()
 def _examples(
     model: TrainedModel, counted: Transitions, held: Targets, max_length: int, seed: int, device: str, rare: float
@@ -150,6 +160,7 @@ def _examples(
     inputs, scores = np.zeros((len(held), width, INPUTS), np.float32), np.full((len(held), width), -np.inf, np.float32)
     recalled, answers = np.zeros((len(held), width), np.bool_), np.zeros(len(held), np.int64)
     weights = np.zeros(len(held), np.float32)
+    heavy = weights_of(counted.counts[held.answers()], rare)
     n = 0
     for first in range(0, len(held), _EVENTS):
         some = held.part(first, first + _EVENTS)
@@ -167,7 +178,7 @@ def _examples(
             if not len(at):
                 continue
             x, s, is_recalled, answers[n] = inputs[n], scores[n], recalled[n], at[0]
-            weights[n] = (counted.counts[answer] + 1.0) ** -rare
+            weights[n] = heavy[first + k]
             n += 1
             s[: len(chosen)] = table[chosen] @ hidden[k] + bias[chosen]
             if len(brought):
