@@ -35,7 +35,7 @@ def trial(data: Path, name: str, seed: int) -> dict[str, dict[str, float]]:
     """Validation metrics of the three."""
     dataset = Dataset.open(data)
     settings = [*OFF, *ONE[name], f"training.seed={seed}"]
-    config = config_for("best", None, settings, None, dataset.per_user, dataset.n_items)
+    config = config_for("best", None, settings, None, dataset.size)
     split = leave_last_out(dataset)
     learner = learner_for(dataset.n_items, dataset.n_users, split.train, config)
     weights = dict(learner.model.named_parameters())

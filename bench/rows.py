@@ -48,7 +48,7 @@ class Row:
 
     def config(self, seed: int = 0) -> RunConfig:
         dataset, settings = Dataset.open(self.data), [*self.settings, f"training.seed={seed}"]
-        return config_for(self.recipe, None, settings, None, dataset.per_user, dataset.n_items)
+        return config_for(self.recipe, None, settings, None, dataset.size)
 
     def gathered(self, runs: Path, seeds: int, before: dict[str, Any] | None) -> dict[str, Any] | None:
         """The settings, and the results by seed: those of the folder, and those that a table had before."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import lrurec
 from conftest import Run
+from lrurec.data.dataset import LogSize
 from lrurec.data.split import Sequences, Targets, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.evaluation import ranking
@@ -28,7 +29,7 @@ from lrurec.models.base import Batch, Sizes
 from lrurec.models.lrurec import LRURec, LRURecConfig
 from lrurec.serving.service import Answer, Live
 from lrurec.training.checkpoint import load_checkpoint
-from lrurec.training.config import BEST, config_for
+from lrurec.training.config import BEST, PASSES, config_for
 from lrurec.training.learner import Learner, build
 from lrurec.training.remembering import hold_back, remember
 from lrurec.training.run import Run as RunFolder
@@ -420,6 +421,7 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
         ("memory.row=0", "memory.row must be 1 or more"),
         ("memory.held_back=0.9", "memory.held_back must lie above 0"),
         ("memory.rare=2", "memory.rare must lie between 0 and 1"),
+        ("memory.rare_below=-1", "memory.rare_below must lie between 0 and 1"),
         ("memory.wide=1", "unknown setting of memory 'wide'"),
         ("memory.use=1", "memory.use must be true or false"),
         ("training.finish=-5", "training.finish is a number of steps, 0 or more, not -5"),
@@ -467,22 +469,42 @@ def test_the_recipe_says_what_it_chose(chains: Path, tmp_path: Path, run: Run) -
         assert line in done.err
 
 
+def log(per_user: float, items: int = 20_000, users: int = 1_000_000) -> LogSize:
+    return LogSize(users, items, int(users * per_user))
+
+
 def test_the_recipe_best_samples_where_there_are_many_items() -> None:
-    few, many = (config_for("best", None, [], None, 100, items).training for items in (3000, 300_000))
+    few, many = (config_for("best", None, [], None, log(100, items)).training for items in (3000, 300_000))
     assert (few.loss, many.loss, many.shared_negatives) == ("full", "sampled", True)
-    assert config_for("best", None, ["training.loss=full"], None, 100, 300_000).training.loss == "full"
-    short = (config_for("best", None, [], None, 8, items).training.loss for items in (500, 20_000))
+    assert config_for("best", None, ["training.loss=full"], None, log(100, 300_000)).training.loss == "full"
+    short = (config_for("best", None, [], None, log(8, items)).training.loss for items in (500, 20_000))
     assert tuple(short) == ("full", "sampled")
 
 
 def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
-    sparse, dense, long = (config_for("best", None, [], None, n) for n in (7.6, 165.0, 959.0))
+    sparse, dense, long = (config_for("best", None, [], None, log(n)) for n in (7.6, 165.0, 959.0))
     assert sparse.memory.use and dense.memory.use and long.memory.use
     assert (sparse.training.loss, dense.training.loss, long.training.max_length) == ("sampled", "full", 1000)
     assert sparse.model.dropout > dense.model.dropout
-    assert config_for("best", None, ["memory.use=false"], None, 7.6).memory.use is False
-    assert config_for("best", None, [], "sasrec", 165.0).memory.use  # what SASRec does not have is left out
-    assert not config_for("best", None, [], "markov", 165.0).memory.use
-    small = [config_for("best-small", None, [], None, n) for n in (7.6, 165.0, 959.0)]
+    assert config_for("best", None, ["memory.use=false"], None, log(7.6)).memory.use is False
+    assert config_for("best", None, [], "sasrec", log(165.0)).memory.use  # what SASRec does not have is left out
+    assert not config_for("best", None, [], "markov", log(165.0)).memory.use
+    small = [config_for("best-small", None, [], None, log(n)) for n in (7.6, 165.0, 959.0)]
     assert sparse.model.copies == 2 and small == [replace(sparse, model=replace(sparse.model, copies=1)), dense, long]
-    assert min(BEST) == 0
+    assert min(BEST) == 0 and BEST.keys() == PASSES.keys()
+
+
+def test_the_recipe_best_makes_fewer_steps_on_a_small_log() -> None:
+    def steps(per_user: float, users: int, *settings: str) -> tuple[int, int]:
+        t = config_for("best", None, list(settings), None, log(per_user, 20_000, users)).training
+        return t.steps, t.finish
+
+    assert steps(7.6, 52_204) == steps(7.6, 10**7) == (6000, 2000)
+    assert steps(165.5, 6_040) == (3500, 1000)
+    assert steps(7.6, 6_400) == (1500, 500)
+    dense = steps(105.0, 943)
+    assert dense == (552, 158)
+    assert steps(7.6, 100) == (500, 167)  # no fewer
+    assert steps(7.6, 100, "training.steps=700") == (700, 167)
+    assert steps(400.0, 943)[0] in (2 * dense[0], 2 * dense[0] + 1)  # a history of 400 is two windows of 200
+    assert config_for("best", None, []).training.steps == 6000  # nothing is known of the log

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lrurec.config import unknown
 from lrurec.data.batches import pack_histories
-from lrurec.data.dataset import Dataset
+from lrurec.data.dataset import Dataset, LogSize
 from lrurec.data.events import load_events
 from lrurec.data.split import Gaps, everything, gaps_between, leave_last_out, times_of
 from lrurec.errors import FolderError, InputError, SettingsError
@@ -48,14 +48,14 @@ class Recommender:
         self.on_unknown = on_unknown
         assignments = [f"{_key(k)}={_text(v)}" for k, v in settings.items()]
         self._chosen = (recipe, assignments, model)
-        self.config = self._config(0.0, 0)  # a wrong setting is told at once
+        self.config = self._config(LogSize())  # a wrong setting is told at once
         self._folder: Path | None = None
         self._dataset: Dataset | None = None
         self._model: Model | None = None
 
-    def _config(self, per_user: float, items: int) -> RunConfig:
+    def _config(self, size: LogSize) -> RunConfig:
         recipe, assignments, model = self._chosen
-        return config_for(recipe, None, assignments, model, per_user, items)
+        return config_for(recipe, None, assignments, model, size)
 
     def fit(
         self, events: Any, *, watch: Callable[[Progress], None] = lambda progress: None, **reading: Any
@@ -70,7 +70,7 @@ class Recommender:
         else:
             load_events(events, out=folder / "dataset", **reading)
         dataset = Dataset.open(folder / "dataset")
-        self.config = self._config(dataset.per_user, dataset.n_items)
+        self.config = self._config(dataset.size)
         split = everything(dataset) if self.config.training.refit else leave_last_out(dataset)
         _, trainer = Run.start(folder / "run", dataset, split, self.config)
         trainer.train(watch)

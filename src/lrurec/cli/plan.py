@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    from lrurec.data.dataset import Dataset
+    from lrurec.data.dataset import Dataset, LogSize
     from lrurec.planning.log import Log
     from lrurec.planning.plan import plan
     from lrurec.training.config import config_for
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError("pass a dataset folder, or --users, --items and --events of one that is not there yet")
     else:
         log = Log.made_up(**sizes)
-    per_user = log.events / max(log.users, 1)
-    config = config_for(options.recipe or "fast", options.config, options.settings, options.model, per_user, log.items)
+    size = LogSize(log.users, log.items, log.events)
+    config = config_for(options.recipe or "fast", options.config, options.settings, options.model, size)
     with progress_bar() as progress:
         made = plan(log, config, lambda done, total: progress("trials", done, total))
     print(json.dumps(made.values(), indent=1) if options.json else _told(made))

@@ -103,12 +103,10 @@ def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
 
     dataset = Dataset.open(options.dataset)
     settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
-    config = config_for(
-        options.recipe or "fast", options.config, settings, options.model, dataset.per_user, dataset.n_items
-    )
+    config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.size)
     begun = Run.start(folder, dataset, _split(dataset, config), config)
     if options.recipe in ("best", "best-small"):
-        _warn(f"{options.recipe} for {dataset.per_user:.1f} events per user: {_chosen(begun[0].config)}")
+        _warn(f"{options.recipe} for {dataset.size.per_user:.1f} events per user: {_chosen(begun[0].config)}")
     return begun
 
 

@@ -27,6 +27,20 @@ KIND, VERSION = "dataset", 1
 
 
 @dataclass(frozen=True)
+class LogSize:
+    """How much there is of a log; nothing: nobody knows yet."""
+
+    users: int = 0
+    items: int = 0
+    events: int = 0
+
+    @property
+    def per_user(self) -> float:
+        """How many events a user has on average."""
+        return self.events / max(self.users, 1)
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Histories of users over items. Indices are 0, 1, 2, ...; ids are what the log called them."""
 
@@ -126,9 +140,8 @@ class Dataset:
         return len(self.items)
 
     @property
-    def per_user(self) -> float:
-        """How many events a user has on average."""
-        return self.n_events / max(self.n_users, 1)
+    def size(self) -> LogSize:
+        return LogSize(self.n_users, self.n_items, self.n_events)
 
     def __repr__(self) -> str:
         return f"Dataset({self.n_users:,} users, {self.n_items:,} items, {self.n_events:,} interactions)"

@@ -37,7 +37,8 @@ class MemoryConfig:
     row: int = 128  # pairs kept of an item, at most
     pairs: int = 0  # and of all items together, 16 bytes each; 0: 32 million, or 45 of each item where that is more
     held_back: float = 0.03  # share of the training events that the weights of the evidence are learned from
-    rare: float = 0.3  # an answer that occurred n times, less often than half of them, weighs (n + 1)^-rare in that
+    rare: float = 0.2  # an answer that occurred n times weighs (n + 1)^-rare in that: more is better for rare items
+    rare_below: float = 1.0  # the share of the answers, the rarest, for which that is so; those beyond it weigh alike
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= _MOST_WINDOW:
@@ -50,6 +51,8 @@ class MemoryConfig:
             raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
         if not 0 <= self.rare <= 1:
             raise SettingsError(f"memory.rare must lie between 0 and 1, not {self.rare}")
+        if not 0 <= self.rare_below <= 1:
+            raise SettingsError(f"memory.rare_below must lie between 0 and 1, not {self.rare_below}")
 
     def of_each(self, n_items: int) -> int:
         """How many pairs of an item are kept at most, of so many items.

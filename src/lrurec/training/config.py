@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lrurec.config import from_mapping, unknown
+from lrurec.data.dataset import LogSize
 from lrurec.errors import SettingsError
 from lrurec.memory.transitions import MemoryConfig
 from lrurec.models.base import TrainedModel
@@ -130,7 +131,10 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 MANY_ITEMS = 50_000  # from which on `best` samples negatives, whatever the length of histories
 FEW_ITEMS = 8_192  # below which it does not: all of them are as quick
-# Of `best`, by how many events a user has on average: from so many on, these settings.
+FEWEST_STEPS = 500  # that it makes, however small the log is
+# Of `best`, by how many events a user has on average: from so many on, how often it looks at the whole log at most, ...
+PASSES: dict[float, int] = {0: 30, 30: 75, 500: 75}
+# ... and these settings.
 BEST: dict[float, dict[str, dict[str, Any]]] = {
     0: {
         "model": {"pffn": False, "dropout": 0.4, "copies": 2, "temperature": 0.1},
@@ -138,7 +142,7 @@ BEST: dict[float, dict[str, dict[str, Any]]] = {
             **_ONE_CYCLE, **_SAMPLED, "learning_rate": 6e-3, "steps": 6000, "finish": 2000, "validate_every": 2000,
             "look_ahead": 0.4,
         },
-        "memory": {**_REMEMBERS, "held_back": 0.06, "rare": 0.5},
+        "memory": {**_REMEMBERS, "held_back": 0.06, "rare": 0.85, "rare_below": 0.5},
     },
     30: {
         "model": {"mixer": "rwkv"},
@@ -155,25 +159,39 @@ BEST: dict[float, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _recipe(name: str, per_user: float, items: int, model: str) -> dict[str, dict[str, Any]]:
+def _recipe(name: str, size: LogSize, model: str) -> dict[str, dict[str, Any]]:
     """The settings of a recipe; those that a model does not have are left out."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    by_kind = name in ("best", "best-small")
-    chosen = BEST[max(least for least in BEST if least <= per_user)] if by_kind else RECIPES[name]
-    values = {part: dict(settings) for part, settings in chosen.items()}
-    if by_kind and items >= MANY_ITEMS:
+    if name not in ("best", "best-small"):
+        return {part: dict(settings) for part, settings in RECIPES[name].items()}
+    if not issubclass(model_class(model), TrainedModel):
+        return {}
+    kind = max(least for least in BEST if least <= size.per_user)
+    values = {part: dict(settings) for part, settings in BEST[kind].items()}
+    if size.items >= MANY_ITEMS:
         values["training"] |= _SAMPLED
-    if by_kind and 0 < items < FEW_ITEMS:
+    if 0 < size.items < FEW_ITEMS:
         values["training"] = {k: v for k, v in values["training"].items() if k not in _SAMPLED}
-    if by_kind:
-        own = {f.name for f in dataclasses.fields(model_class(model).Config)}
-        values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
-        if name == "best-small":
-            values["model"].pop("copies", None)
-        if not issubclass(model_class(model), TrainedModel):
-            values = {}
+    if size.users:
+        values["training"] |= _steps(values["training"], size, PASSES[kind])
+    own = {f.name for f in dataclasses.fields(model_class(model).Config)}
+    values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
+    if name == "best-small":
+        values["model"].pop("copies", None)
     return values
+
+
+def _steps(training: dict[str, Any], size: LogSize, passes: int) -> dict[str, int]:
+    """Fewer steps where these would look at the whole log more often than `passes` times: a small log is soon known by heart.
+
+    >>> _steps({"steps": 3500, "schedule": "one-cycle", "finish": 1000}, LogSize(600, 900, 60_000), 50)
+    {'steps': 500, 'finish': 143}
+    """
+    t = TrainingConfig(**training)
+    windows = size.events / min(size.per_user, t.max_length)
+    share = max(FEWEST_STEPS, int(passes * windows / t.batch)) / t.steps
+    return {"steps": round(t.steps * share), "finish": round(t.finish * share)} if share < 1 else {}
 
 
 def config_for(
@@ -181,14 +199,13 @@ def config_for(
     file: str | None,
     assignments: list[str],
     model: str | None = None,
-    per_user: float = 0.0,
-    items: int = 0,
+    size: LogSize | None = None,
 ) -> RunConfig:
     """Defaults, recipe, file, command line: in that order. `model` stands for the assignment model.name=...
 
-    The recipe `best` goes by how many events a user of the log has on average, `per_user`, and how many `items` there are.
+    The recipe `best` goes by the size of the log, if that is known.
     """
-    values = _recipe(recipe, per_user, items, model or DEFAULT)
+    values = _recipe(recipe, size or LogSize(), model or DEFAULT)
     if file is not None:
         _merge(values, _read(file))
     for assignment in [*([f"model.name={model}"] if model else []), *assignments]:

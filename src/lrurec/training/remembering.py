@@ -71,9 +71,9 @@ def timed(
     lap()
     counted = Transitions.count(kept.items, kept.starts, kept.stops, model.sizes.items, config, at_once)
     counting = lap() / max(1, kept.n_events)
-    _examples(model, counted, held.part(0, 1), max_length, 0, "cpu", config.rare)
+    _examples(model, counted, held.part(0, 1), max_length, 0, "cpu", config)
     lap()
-    examples = _examples(model, counted, held.part(0, most), max_length, 0, "cpu", config.rare)
+    examples = _examples(model, counted, held.part(0, most), max_length, 0, "cpu", config)
     making = lap() / max(1, min(most, len(held)))
     _learned(examples, 0, _TRIED)
     return counting, making, lap() * _STEPS / _TRIED * _BATCH / max(1, min(_BATCH, len(examples.answers)))
@@ -115,7 +115,7 @@ def remembered(
     watch("counting what came near what")
     counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config, at_once)
     watch(f"learning how much to believe it, from {len(held):,} events held back")
-    examples = _examples(model, counted, held, max_length, seed, device, config.rare)
+    examples = _examples(model, counted, held, max_length, seed, device, config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the steps are small: threads would wait for each other most of the time
     try:
@@ -139,19 +139,28 @@ class _Examples:
     weights: Tensor  # how much each counts: 1 on average
 
 
-def weights_of(counts: NDArray[np.int64], rare: float) -> NDArray[np.float64]:
-    """How much answers count in learning g, by how often each occurred: the rarer half the more, the others alike.
+def weights_of(counts: NDArray[np.int64], config: MemoryConfig) -> NDArray[np.float64]:
+    """How much answers count in learning g, by how often each occurred: the rarer the more, up to where all weigh alike.
 
-    >>> weights_of(np.array([0, 3, 8, 8, 99]), 0.5).round(2).tolist()
+    >>> weights_of(np.array([0, 3, 8, 8, 99]), MemoryConfig(rare=0.5, rare_below=0.5)).round(2).tolist()
     [1.0, 0.5, 0.33, 0.33, 0.33]
+    >>> weights_of(np.array([0, 3, 8, 8, 99]), MemoryConfig(rare=0.5)).round(2).tolist()
+    [1.0, 0.5, 0.33, 0.33, 0.1]
     """
-    found: NDArray[np.float64] = (np.minimum(counts, np.median(counts) if len(counts) else 0) + 1.0) ** -rare
+    most = np.quantile(counts, config.rare_below) if len(counts) else 0.0
+    found: NDArray[np.float64] = (np.minimum(counts, most) + 1.0) ** -config.rare
     return found
 
 
 @torch.no_grad()
 def _examples(
-    model: TrainedModel, counted: Transitions, held: Targets, max_length: int, seed: int, device: str, rare: float
+    model: TrainedModel,
+    counted: Transitions,
+    held: Targets,
+    max_length: int,
+    seed: int,
+    device: str,
+    config: MemoryConfig,
 ) -> _Examples:
     width = _BEST + _RECALLED + _RANDOM
     rng = np.random.default_rng([seed, 0x657861])
@@ -160,7 +169,7 @@ def _examples(
     inputs, scores = np.zeros((len(held), width, INPUTS), np.float32), np.full((len(held), width), -np.inf, np.float32)
     recalled, answers = np.zeros((len(held), width), np.bool_), np.zeros(len(held), np.int64)
     weights = np.zeros(len(held), np.float32)
-    heavy = weights_of(counted.counts[held.answers()], rare)
+    heavy = weights_of(counted.counts[held.answers()], config)
     n = 0
     for first in range(0, len(held), _EVENTS):
         some = held.part(first, first + _EVENTS)
