@@ -10,7 +10,6 @@ trained on it, too, `paper` with the settings of Beauty.
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from dataclasses import replace
@@ -22,6 +21,9 @@ import torch
 
 import lrurec
 from accuracy import CASES, arguments, spread
+from lrurec.data.dataset import Dataset
+from lrurec.data.split import leave_last_out
+from lrurec.evaluation.comparison import against
 from lrurec.experiments.published import published
 from lrurec.export import export
 from lrurec.models.lrurec import LRURecConfig
@@ -29,7 +31,7 @@ from lrurec.serving.service import Live
 from lrurec.training.run import Run
 from lrurec.training.together import learner_for
 from measure import machine
-from rows import Row, command, results, table_before
+from rows import Row, results, table_before
 
 ROOT = Path(__file__).parents[1]
 GOALS = {"ml-1m": (0.205, 0.340), "beauty": (0.040, 0.064)}
@@ -42,20 +44,23 @@ PAPER = {
 
 def rows(name: str, data: Path) -> dict[str, Row]:
     paper = PAPER.get(name, PAPER["beauty"])
-    return {"best": Row(f"best-{name}", data, "best"), "paper": Row(f"paper-{name}", data, "paper", paper)}
+    return {
+        "best": Row(f"best-{name}", data, "best", keeps_ranks=True),
+        "paper": Row(f"paper-{name}", data, "paper", paper, keeps_ranks=True),
+    }
 
 
-def compared(runs: Path, pair: dict[str, Row], seeds: int) -> dict[str, Any] | None:
-    """`best` and `paper`, user by user, over the seeds of which there are both."""
-    there = [s for s in range(seeds) if all(row.done(runs, s) for row in pair.values())]
+def compared(pair: dict[str, Row], gathered: dict[str, dict[str, Any] | None]) -> dict[str, Any] | None:
+    """`best` and `paper`, user by user, over the seeds of which there are both: what `lrurec compare BEST ... --against PAPER ...` says."""
+    best, paper = (row.ranks(gathered[recipe]) for recipe, row in pair.items())
+    there = sorted(best.keys() & paper.keys())
     if not there:
         return None
-    best, paper = ([row.folder(runs, s) for s in there] for row in pair.values())
-    done = subprocess.run(
-        command("compare", *best, "--against", *paper, "-k", 10, "--json"), check=True, capture_output=True, text=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {"seeds": there, **{k: v for k, v in found.items() if k not in ("first", "second")}}
+    dataset = Dataset.open(pair["best"].data)
+    split = leave_last_out(dataset)
+    a, b = ([ranks[s] for s in there] for ranks in (best, paper))
+    found = against(a, b, split.test, split.train.counts(dataset.n_items), (10,))
+    return {"seeds": there, "users": len(split.test), **found}
 
 
 def latency(folders: dict[str, Path], rounds: int = 300) -> dict[str, float]:
@@ -125,8 +130,10 @@ def accuracy(name: str, facts: dict[str, Any]) -> list[str]:
         lines.append(f"| | {len(known)} | `fast` ([results/accuracy.md](accuracy.md)) | {pair(known)} |")
     if plain:
         lines.append(f"| | {len(plain)} | `paper` | {pair([r['test'] for r in plain])} |")
-    lines.append(f"| | {len(best)} | `best` | {pair([r['test'] for r in best])} |")
-    lines.append(f"| | {len(best)} | `best`, its model alone | {pair([r['without_memory']['test'] for r in best])} |")
+    if best:
+        alone = [r["without_memory"]["test"] for r in best]
+        lines.append(f"| | {len(best)} | `best` | {pair([r['test'] for r in best])} |")
+        lines.append(f"| | {len(best)} | `best`, its model alone | {pair(alone)} |")
     return [*lines, f"| | | what we aim at | {goal[0]:.3f} | {goal[1]:.3f} |"] if goal else lines
 
 
@@ -181,10 +188,13 @@ def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: b
     for name, pair in tables.items():
         old = before.get(name, {})
         gathered = {recipe: row.gathered(runs, seeds, old.get(recipe)) for recipe, row in pair.items()}
-        if gathered["best"]:
-            same = old.get("best", {}).get("config") == gathered["best"]["config"]
+        if any(gathered.values()):
+            same = all(
+                old.get(recipe) and old[recipe]["config"] == (row or {}).get("config")
+                for recipe, row in gathered.items()
+            )
             kept = {k: v for k, v in old.items() if same and k not in pair}
-            new = compared(runs, pair, seeds)
+            new = compared(pair, gathered)
             found[name] = {**gathered, **kept, **({"comparison": new} if new else {})}
             folders = {recipe: row.done(runs, 0) for recipe, row in pair.items()}
             if measures and folders["best"]:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +12,12 @@ from lrurec.cli.parts import need
 from lrurec.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from lrurec.data.split import Split, Targets
     from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.metrics import Ranks
-    from lrurec.evaluation.significance import Values
     from lrurec.training.run import Run
 
 SLICES = {"halves": "", "by_history_length": "history ", "by_target_popularity": "training count "}
-HALVES = ("short histories", "long histories", "rare targets", "popular targets")
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
 swapping the two runs at random, user by user, gives a difference as large. A p of 0.05 or more may well be luck. It is about
@@ -66,9 +58,7 @@ def run(options: argparse.Namespace) -> int:
     need("train")
     from lrurec.cli.evaluate import ranked, say_if_alone
     from lrurec.evaluation.candidates import Candidates
-    from lrurec.evaluation.metrics import METRICS
-    from lrurec.evaluation.report import doubling, halves
-    from lrurec.evaluation.significance import compare
+    from lrurec.evaluation.comparison import against
     from lrurec.training.config import WHOLE
     from lrurec.training.run import Run
 
@@ -87,32 +77,19 @@ def run(options: argparse.Namespace) -> int:
         [_asked(opened.split(dataset), options.split) for opened in side] for side in sides
     ]  # seen answers are refused
     drawn = Candidates(options.candidates, options.seed) if options.candidates else None
-    ranks = [
+    a, b = (
         [_ranks(opened, targets, drawn) for opened, targets in zip(*side, strict=True)]
         for side in zip(sides, asked, strict=True)
-    ]
+    )
     split, targets = first.split(dataset), asked[0][0]
-    ks = options.ks or [10, 20]
-    found = {f"{n}@{k}": (_mean(v, ranks[0], k), _mean(v, ranks[1], k)) for k in ks for n, v in METRICS.items()}
-    differences = {name: asdict(compare(*both, options.seed)) for name, both in found.items()}
-    sliced = found[f"ndcg@{ks[0]}"]
     counts = split.train.counts(first.manifest["dataset"]["counts"]["items"])
-    lengths, popularity = targets.positions - targets.starts, counts[targets.answers()]
     report = {
         **{name: [str(r.folder) for r in side] for name, side in zip(("first", "second"), sides, strict=True)},
         "split": options.split,
         **ranked(drawn, dataset.n_items),
         "users": len(targets),
         "seed": options.seed,
-        "metrics": differences,
-        "sliced": f"ndcg@{ks[0]}",
-        "halves": [
-            {"half": name, **half}
-            for values, names in ((lengths, HALVES[:2]), (popularity, HALVES[2:]))
-            for name, half in zip(names, _by(*sliced, halves(values), options.seed), strict=False)
-        ],
-        "by_history_length": _by(*sliced, doubling(lengths), options.seed),
-        "by_target_popularity": _by(*sliced, doubling(popularity), options.seed),
+        **against(a, b, targets, counts, options.ks or [10, 20], options.seed),
     }
     shown = [side[0].config.training.seen for side in sides]
     if shown[0] != shown[1]:
@@ -133,13 +110,6 @@ def _sides(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return options.runs[:1], options.runs[1:]
 
 
-def _mean(metric: "Callable[[Ranks, int], Values]", ranks: "list[Ranks]", k: int) -> "Values":
-    """What each user gets, on average over the runs of a side."""
-    first, *others = (metric(own, k) for own in ranks)
-    values: Values = sum(others, start=first) / len(ranks)
-    return values
-
-
 def _asked(split: "Split", part: str) -> "Targets":
     return split.test if part == "test" else split.valid
 
@@ -152,18 +122,6 @@ def _ranks(opened: "Run", targets: "Targets", drawn: "Candidates | None") -> "Ra
     with progress_bar() as progress:
         shown = counted(progress, f"ranking {opened.folder}", len(targets))
         return rank(opened.model(), targets, t.seen, candidates=drawn, device=t.device, progress=shown).ranks
-
-
-def _by(
-    first: "Values", second: "Values", groups: "list[tuple[int, int, NDArray[np.bool_]]]", seed: int
-) -> list[dict[str, Any]]:
-    """The difference within each group of users: those from one value to another."""
-    from lrurec.evaluation.significance import compare
-
-    return [
-        {"from": low, "to": high, "users": int(who.sum()), **asdict(compare(first[who], second[who], seed))}
-        for low, high, who in groups
-    ]
 
 
 def _told(report: dict[str, Any]) -> str:
@@ -214,13 +172,13 @@ def _verdict(report: dict[str, Any]) -> str:
     if d["p"] >= 0.05:
         return f"{name}: no difference that these users can show (p = {d['p']:.2f})"
     better, worse, sign = ("A", "B", 1) if d["mean"] > 0 else ("B", "A", -1)
-    against = [
+    but_for = [
         f"{kind}{_range(s)} ({sign * s['mean'] / s['first' if sign < 0 else 'second']:+.1%})"
         for key, kind in SLICES.items()
         for s in report[key]
         if max(sign * s["low"], sign * s["high"]) < 0
     ]
-    but = f"; but {worse} for {', '.join(against)}" if against else ", and in no slice surely worse"
+    but = f"; but {worse} for {', '.join(but_for)}" if but_for else ", and in no slice surely worse"
     return f"{name}: {better} is better (p = {d['p']:.4f}){but}"
 
 
