@@ -2,9 +2,9 @@
 
     LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3] [--rows plain,no-memory]
 
-Every run is a plain `lrurec train --recipe best` with some parts switched off or put in by --set, kept in the folder after --runs as ROW-NAME-SEED (see
-bench/rows.py). A run of bench/best.py in the same folder is the row of the whole. The table is written to results/levers.md and results/levers.json after
-each run. What a part costs per event is measured at the end.
+Every run is a plain `lrurec train --recipe best` with half of its steps and some parts switched off or put in by --set, kept in the folder after --runs
+as ROW-NAME-SEED (see bench/rows.py). The table is written to results/levers.md and results/levers.json after each run. What a part costs per event is
+measured at the end.
 """
 
 import json
@@ -32,8 +32,8 @@ class Lever:
 LEVERS = {
     "ml-1m": {
         "rwkv": Lever("RWKV in the block", ("model.mixer=lru",)),
-        "memory": Lever("the memory", ("memory.use=false", "training.finish=0", "training.steps=4500")),
-        "finish": Lever("the finish", ("training.finish=0", "training.steps=4500")),
+        "memory": Lever("the memory", ("training.steps=2250", "training.finish=0", "memory.use=false")),
+        "finish": Lever("the finish", ("training.steps=2250", "training.finish=0")),
     },
     "beauty": {
         "copies": Lever("a second model", ("model.copies=1",)),
@@ -42,8 +42,8 @@ LEVERS = {
         ),
         "pffn": Lever("dropping the feed-forward network", ("model.pffn=true",)),
         "ahead": Lever("looking ahead", ("training.look_ahead=0.0",)),
-        "memory": Lever("the memory", ("memory.use=false", "training.finish=0", "training.steps=8000")),
-        "finish": Lever("the finish", ("training.finish=0", "training.steps=8000")),
+        "memory": Lever("the memory", ("training.steps=4000", "training.finish=0", "memory.use=false")),
+        "finish": Lever("the finish", ("training.steps=4000", "training.finish=0")),
     },
 }
 TRIED = {
@@ -61,7 +61,11 @@ TRIED = {
         "decay": Lever("weight decay 0.1", ("training.weight_decay=0.1",)),
     },
 }
-PLAIN, WHOLE = "plain", "best"
+HALF = {
+    "ml-1m": ("training.steps=1750", "training.finish=500"),
+    "beauty": ("training.steps=3000", "training.finish=1000"),
+}
+PLAIN, WHOLE = "plain", "all"
 
 
 def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -69,19 +73,21 @@ def rows(name: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     levers = LEVERS[name]
 
     def without(*which: str) -> tuple[str, ...]:
-        # Without the memory there is nothing to finish with; the settings of both are the same.
-        return tuple(dict.fromkeys(setting for lever in which for setting in levers[lever].settings))
+        # Without the memory there is nothing to finish with; the settings of both are the same. A later setting goes over an earlier one.
+        own = [*HALF[name], *(setting for lever in which for setting in levers[lever].settings)]
+        last = {setting.partition("=")[0]: setting for setting in own}
+        return tuple(last.values())
 
     found = {PLAIN: ("none of them", without(*levers))}
     for own in levers:
         if own != "finish":
             found[f"only-{own}"] = (f"{levers[own].title} alone", without(*(k for k in levers if k != own)))
-    found[WHOLE] = ("all of them: `best`", ())
+    found[WHOLE] = ("all of them: `best`", without())
     for own, lever in levers.items():
         if without(own) not in [off for _, off in found.values()]:  # with two parts, all but one is the other alone
             found[f"no-{own}"] = (f"all but {lever.title}", without(own))
     for own, lever in TRIED[name].items():
-        found[f"and-{own}"] = (f"`best` and {lever.title}", lever.settings)
+        found[f"and-{own}"] = (f"`best` and {lever.title}", without() + lever.settings)
     return found
 
 
@@ -125,7 +131,7 @@ def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: b
         "# What each part of `best` brings",
         "",
         f"`LRUREC_DATA=DIR python bench/levers.py --runs DIR` on {machine()}.",
-        "Test and validation, all items ranked, seen ones masked; mean and standard deviation over the seeds. Every row of a dataset has as many steps as `best`, the finish included.",
+        "Test and validation, all items ranked, seen ones masked; mean and standard deviation over the seeds. Every row of a dataset has the same number of steps, the finish included: half of those of `best`.",
     ]
     for name in CASES:
         if found[name]:
