@@ -12,7 +12,9 @@ import os
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from lrurec.experiments.published import published
 from lrurec.export import export
 from lrurec.models.lrurec import LRURecConfig
 from lrurec.serving.service import Live
+from lrurec.training.memory import keep_memory
 from lrurec.training.run import Run
 from lrurec.training.together import learner_for
 from measure import machine
@@ -100,8 +103,17 @@ def latency(folders: dict[str, Path], rounds: int = 300) -> dict[str, float]:
     return {**whole, **{f"{recipe}_recommend": us for recipe, us in alone.items()}}
 
 
-def steps(folder: Path, rounds: int = 16) -> dict[str, float]:
-    """Seconds of a training step, `best` and the plain model in turns with the same loss: medians, as many threads as torch takes."""
+def steps(folder: Path, rounds: int = 48) -> dict[str, float]:
+    """Seconds of a training step, `best` and the plain model in turns with the same loss: medians, as many threads as torch takes.
+
+    In a process of its own, with memory and waiting threads as `lrurec train` has them.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        return alone.submit(_steps, folder, rounds).result()
+
+
+def _steps(folder: Path, rounds: int) -> dict[str, float]:
+    keep_memory()
     opened = Run.open(folder)
     dataset, config = opened.dataset(), opened.config
     plain = replace(config, model=LRURecConfig(dropout=config.model.dropout))
@@ -235,6 +247,7 @@ def prepared(name: str, runs: Path) -> Path:
 
 
 def main() -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of the processes that are started from here
     options = arguments(__doc__, lambda parser: parser.add_argument("--other", type=Path, nargs="+", default=[]))
     folders = {name: prepared(name, options.runs) for name in options.only or CASES}
     folders |= {other.name: other for other in options.other}

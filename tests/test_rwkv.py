@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lrurec.errors import SettingsError
+from lrurec.kernels.dot16 import has_dot16
+from lrurec.nn.channels import mixed, mixed_halves, mixed_whole, suits
 from lrurec.nn.mixer import Mixer
 from lrurec.nn.rwkv import ChannelMixing, TimeMixing
 from lrurec.nn.shift import shift, shift_packed, shift_whole
@@ -164,6 +166,66 @@ def test_shift_gradcheck(function: Callable[..., Tensor]) -> None:
     x, mu = torch.randn(7, 2, dtype=torch.float64), torch.rand(3, 2, dtype=torch.float64)
     leaves = (x.requires_grad_(), mu.requires_grad_())
     torch.autograd.gradcheck(lambda a, b: function(a, b, torch.tensor([0, 3, 3, 7])), leaves)
+
+
+# --- channel mixing -----------------------------------------------------------------------------
+
+
+def channels_case(rows: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
+    """r and k, and the three matrices."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = (2, rows, 64), (64, 64), (128, 64), (64, 128)
+    sizes = scale, 0.2, 0.2, 0.1
+    return [size * torch.randn(shape, generator=g, dtype=dtype) for shape, size in zip(shapes, sizes, strict=True)]
+
+
+def test_channel_mixing_is_its_formula() -> None:
+    both, r, k, v = channels_case(5, torch.float64)
+    found = mixed(both, r, k, v)
+    for t in range(5):
+        inner = (k @ both[1, t]).clamp(min=0) ** 2
+        assert torch.allclose(found[t], torch.sigmoid(r @ both[0, t]) * (v @ inner), atol=1e-12)
+    leaves = [t.requires_grad_() for t in channels_case(3, torch.float64, 1)]
+    assert torch.autograd.gradcheck(lambda *x: mixed_whole(*x), leaves)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 127, 130, 2077])
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_channel_mixing_with_products_of_bfloat16(rows: int, scale: float) -> None:
+    """The compiled way against the obvious one, which rounds its products more often."""
+    if not has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    inputs = [*channels_case(rows, torch.float32, rows, scale), torch.zeros(())]
+    assert suits(inputs[0], inputs[2])
+    found = outcome(lambda b, r, k, v, _: mixed_halves(b, r, k, v), *inputs)
+    expected = outcome(lambda b, r, k, v, _: mixed_whole(b, r, k, v, half=True), *inputs)
+    exact = outcome(lambda b, r, k, v, _: mixed_whole(b, r, k, v), *(t.double() for t in inputs))
+    assert torch.allclose(found[0], expected[0], atol=1e-6)
+    for a, b, e in zip(found, expected, exact, strict=True):
+        near = 0.02 * float(e.abs().max()) if e.numel() else 0.0
+        assert ((a - b).abs() <= near).all() and ((a - e).abs() <= near).all()
+
+
+def test_channel_mixing_does_not_depend_on_the_threads() -> None:
+    if not has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    inputs, threads = [*channels_case(2077, torch.float32), torch.zeros(())], torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(outcome(lambda b, r, k, v, _: mixed_halves(b, r, k, v), *inputs))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert torch.equal(found[0][0], other[0]) and torch.equal(found[0][1], other[1])
+        check(found[0], other, 1e-5)
+
+
+def test_where_the_compiled_channel_mixing_is_not_taken() -> None:
+    both, _, k, _ = channels_case(2, torch.float32)
+    assert not suits(both.double(), k.double())
+    assert not suits(both[..., :60], k[:, :60]) and not suits(both, k[:100])
 
 
 # --- the layers ---------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lrurec.kernels import block16 as kernels
-from lrurec.kernels.dot16 import COLUMNS, has_dot16, paired
+from lrurec.kernels.dot16 import COLUMNS, has_dot16
+from lrurec.nn.linear import factor16
 from lrurec.nn.parts import Dropping, Order, Weights
 
 _PIECE, _PIECE_BACK = 128, 256  # positions at a time
@@ -42,19 +43,15 @@ def suits(w: Weights) -> bool:
     return has_dot16() and all(len(t) % COLUMNS == 0 for t in (w.c_bias, w.b_bias, w.b1))
 
 
-def _bits(weight: Tensor) -> Any:
-    return weight.to(torch.bfloat16).view(torch.int16).numpy()
-
-
 Factors = tuple[Any, ...]  # B, C, W1 and W2, rounded and in pairs: as one of the two passes multiplies by them
 
 
 def factors_forward(w: Weights) -> Factors:
-    return tuple(paired(_bits(t.T.contiguous())) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
+    return tuple(factor16(t.T) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
 
 
 def factors_backward(w: Weights) -> Factors:
-    return tuple(paired(_bits(t)) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
+    return tuple(factor16(t) for t in (w.b_weight, w.c_weight, w.w1, w.w2))
 
 
 def forward(

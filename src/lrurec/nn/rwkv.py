@@ -15,12 +15,12 @@ all others of the model do; the paper begins most of them with zeros. Residuals,
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lrurec.nn.channels import mixed
 from lrurec.nn.init import truncated_normal_
 from lrurec.nn.linear import product
 from lrurec.nn.mixer import Mixer
@@ -46,8 +46,8 @@ class TimeMixing(Mixer):
 
     def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
         r, k, v = product(shift(x, self.mu, offsets), self.weight, half).to(x.dtype)
-        mixed = torch.sigmoid(r) * wkv(k, v, self.decay.exp(), self.bonus, offsets)
-        return product(mixed, self.out_weight, half).to(x.dtype)
+        opened = torch.sigmoid(r) * wkv(k, v, self.decay.exp(), self.bonus, offsets)
+        return product(opened, self.out_weight, half).to(x.dtype)
 
     def initial_state(self, batch: int = 1) -> Tensor:
         before = self.decay.new_zeros(batch, len(self.decay))
@@ -79,32 +79,11 @@ class ChannelMixing(Mixer):
         self.v_weight = nn.Parameter(truncated_normal_(torch.empty(width, 4 * width), generator))
 
     def forward(self, x: Tensor, offsets: Tensor, half: bool = False) -> Tensor:
-        return self._mixed(shift(x, self.mu, offsets), half)
+        return mixed(shift(x, self.mu, offsets), self.r_weight, self.k_weight, self.v_weight, half)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x[:, None], self._mixed(torch.lerp(state[:, 0], x, self.mu[:, None]))
-
-    def _mixed(self, both: Tensor, half: bool = False) -> Tensor:
-        r, k = both
-        inner: Tensor = _SquaredRelu.apply(product(k, self.k_weight, half))  # type: ignore[no-untyped-call]
-        gate = torch.sigmoid(product(r, self.r_weight, half).to(both.dtype))
-        return gate * product(inner, self.v_weight, half).to(both.dtype)
-
-
-class _SquaredRelu(torch.autograd.Function):
-    """max(x, 0)^2, with half the passes that torch's own two operations would make."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        kept = F.relu(x)
-        ctx.save_for_backward(kept)
-        return kept * kept
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (kept,) = ctx.saved_tensors
-        product: Tensor = kept * grad
-        return product.mul_(2.0)
+        both = torch.lerp(state[:, 0], x, self.mu[:, None])
+        return x[:, None], mixed(both, self.r_weight, self.k_weight, self.v_weight)
 
 
 def _ramp(width: int, number: int, blocks: int) -> Tensor:
