@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numba
 import numpy as np
@@ -243,6 +244,28 @@ def test_products_of_pairs() -> None:
             summed = np.full((4 * rows, columns), start, np.float32)
             dot16.multiply_columns(words, pairs, inside // 2, summed, add)
             assert np.abs(summed - total - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("way", [dot16.by_pairs, dot16.by_floats])
+def test_both_ways_to_multiply_pairs(way: Any) -> None:
+    """Whichever of them this processor does not take must be right, too."""
+    if not dot16.has_dot16():
+        pytest.skip("this processor has no instruction for it")
+    tile = dot16.tile_of(way)
+
+    @arithmetic.compiled
+    def multiplied(a: Any, b: Any, out: Any, add: Any) -> None:
+        here, there, where = np.int64(a.ctypes.data), np.int64(b.ctypes.data), np.int64(out.ctypes.data)
+        rows, steps = np.int64(a.strides[0]), np.int64(b.shape[0])
+        tile(here, rows, np.int64(4), there, np.int64(256), steps, where, np.int64(256), add)
+
+    g = torch.Generator().manual_seed(0)
+    for inside in (2, 64, 250):
+        a, b = (torch.randn(*s, generator=g).to(torch.bfloat16) for s in ((4, inside), (inside, 64)))
+        for add, total in ((False, 0.0), (True, 1.0)):
+            out = np.ones((4, 64), np.float32)
+            multiplied(a.view(torch.int16).numpy(), dot16.paired(b.view(torch.int16).numpy()), out, add)
+            assert np.abs(out - total - (a.double() @ b.double()).numpy()).max() < 1e-4
 
 
 def test_powers_of_products() -> None:

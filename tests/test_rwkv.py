@@ -192,7 +192,10 @@ def test_channel_mixing_is_its_formula() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 127, 130, 2077])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 def test_channel_mixing_with_products_of_bfloat16(rows: int, scale: float) -> None:
-    """The compiled way against the obvious one, which rounds its products more often."""
+    """The compiled way against the obvious one, which rounds its products more often.
+
+    A sum whose last bit differs may be rounded to another 16-bit float: of a hundred thousand numbers a few differ by that.
+    """
     if not has_dot16():
         pytest.skip("this processor has no instruction for it")
     inputs = [*channels_case(rows, torch.float32, rows, scale), torch.zeros(())]
@@ -200,7 +203,9 @@ def test_channel_mixing_with_products_of_bfloat16(rows: int, scale: float) -> No
     found = outcome(lambda b, r, k, v, _: mixed_halves(b, r, k, v), *inputs)
     expected = outcome(lambda b, r, k, v, _: mixed_whole(b, r, k, v, half=True), *inputs)
     exact = outcome(lambda b, r, k, v, _: mixed_whole(b, r, k, v), *(t.double() for t in inputs))
-    assert torch.allclose(found[0], expected[0], atol=1e-6)
+    alike = torch.isclose(found[0], expected[0], atol=1e-6)
+    assert int((~alike).sum()) <= 1e-4 * alike.numel()
+    assert torch.allclose(found[0], expected[0], atol=1e-3 * float(expected[0].abs().max()) if rows else 0.0)
     for a, b, e in zip(found, expected, exact, strict=True):
         near = 0.02 * float(e.abs().max()) if e.numel() else 0.0
         assert ((a - b).abs() <= near).all() and ((a - e).abs() <= near).all()
