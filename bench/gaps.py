@@ -1,4 +1,4 @@
-"""Time between events as an input of the model (model.gaps), on ML-100K: with and without, as logged and with shuffled ties.
+"""Time between events as an input of the model (model.gaps), on ML-100K: with and without, as logged and with shuffled ties; and `best`.
 
     LRUREC_DATA=DIR python bench/gaps.py --runs DIR [--seeds 3]
 
@@ -18,12 +18,17 @@ import numpy as np
 import lrurec
 from accuracy import spread
 from measure import machine
-from rows import Row, results
+from rows import Row, results, table_before
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ("training.max_length=200", "training.steps=800", "training.validate_every=100")
 TIES = {"file": "as logged", "shuffle": "ties shuffled"}
-MODELS = {"plain": "`fast`", "gaps": "`fast`, `model.gaps=true`"}
+MODELS = {
+    "plain": ("`fast`", "fast", SETTINGS),
+    "gaps": ("`fast`, `model.gaps=true`", "fast", (*SETTINGS, "model.gaps=true")),
+    "best": ("`best`", "best", ()),
+    "best-gaps": ("`best`, `model.gaps=true`", "best", ("model.gaps=true",)),
+}
 
 
 def tied(path: Path) -> float:
@@ -36,28 +41,30 @@ def tied(path: Path) -> float:
 
 
 def row(runs: Path, name: str, ties: str) -> Row:
-    settings = (*SETTINGS, f"model.gaps={str(name == 'gaps').lower()}")
-    return Row(f"{name}-{ties}", runs / "data" / ties, "fast", settings)
+    _, recipe, settings = MODELS[name]
+    return Row(f"{name}-{ties}", runs / "data" / ties, recipe, settings)
 
 
 def write(runs: Path, seeds: int) -> None:
-    found: dict[str, Any] = {"machine": machine(), "tied": tied(runs / "data" / "file"), "runs": {}}
+    before = table_before(ROOT / "results" / "gaps.json").get("rows", {})
+    found: dict[str, Any] = {"machine": machine(), "tied": tied(runs / "data" / "file"), "rows": {}}
     lines = [
         "# Time between events as an input",
         "",
         f"`LRUREC_DATA=DIR python bench/gaps.py --runs DIR` on {found['machine']}.",
-        f"ML-100K, `--recipe fast` with {', '.join(f'`{s}`' for s in SETTINGS)}; {found['tied']:.0%} of its events share their time with another of the same person.",
+        f"ML-100K, `--recipe fast` with {', '.join(f'`{s}`' for s in SETTINGS)}, and `--recipe best` as it is; {found['tied']:.0%} of its events share their time with another of the same person.",
         "Test, all items ranked, seen ones masked; the weights with the best validation Recall@10. Mean and standard deviation over the seeds. The time of the answer is no input.",
         "",
         "| log | model | seeds | NDCG@10 | Recall@10 | valid NDCG@10 | valid Recall@10 |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for ties, said in TIES.items():
-        for name, title in MODELS.items():
-            done = results(row(runs, name, ties).gathered(runs, seeds, None))
+        for name, (title, _, _) in MODELS.items():
+            own = row(runs, name, ties)
+            found["rows"][own.name] = own.gathered(runs, seeds, before.get(own.name))
+            done = results(found["rows"][own.name])
             if not done:
                 continue
-            found["runs"][f"{name}-{ties}"] = done
             cells = [spread([r[part][m] for r in done]) for part in ("test", "valid") for m in ("ndcg@10", "recall@10")]
             lines.append(f"| {said} | {title} | {len(done)} | {' | '.join(cells)} |")
     (ROOT / "results" / "gaps.json").write_text(json.dumps(found, indent=1) + "\n")
