@@ -99,7 +99,9 @@ def test_for_whom(tmp_path: Path, run: Run) -> None:
     assert "ndcg@3 by halves of the users" in told and all(name in told for name in names)
 
 
-def test_the_slices_where_the_other_is_better_are_named(tmp_path: Path, run: Run) -> None:
+def test_the_slices_where_the_other_is_better_are_named(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many come to item 0, where others begin: popularity names it. Few walk along a chain, which Markov knows."""
     begin = [(u, i) for u in range(60) for i in (0, 100 + u, 200 + u)]
     come = [(u, i) for u in range(60, 120) for i in (20 + u % 40, 20 + (u + 7) % 40, 0)]
@@ -115,6 +117,8 @@ def test_the_slices_where_the_other_is_better_are_named(tmp_path: Path, run: Run
         last = run("compare", *paths, "-k", "1").out.strip().splitlines()[-1]
         assert last.startswith(f"ndcg@1: {better} is better (p = ") and f"; but {other} for " in last
         assert "history 8-15 (-100.0%)" in last and "history 2-3" not in last
+    monkeypatch.setattr("lrurec.cli.compare.FEWEST", 17)  # there are 16 of them
+    assert "history 8-15 (" not in run("compare", *both, "-k", "1").out
 
 
 def test_several_runs_on_a_side(tmp_path: Path, run: Run) -> None:
@@ -152,12 +156,17 @@ def test_mistakes(runs: Path, run: Run) -> None:
     rows = [(u, (u + k) % 9) for u in range(20) for k in range(9)]
     lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=runs / "other-data")
     assert run("train", runs / "other-data", "--out", runs / "other", "--model", "popularity").code == 0
+    short = pl.DataFrame([(u, i) for u in range(9) for i in range(2)], schema=["user", "item"], orient="row")
+    lrurec.load_events(short, out=runs / "short-data")
+    assert run("train", runs / "short-data", "--out", runs / "short", "--model", "popularity").code == 0
     for arguments, words in (
         (("good", "other"), "different datasets"),
         (("good", "nowhere"), "nowhere"),
         (("good", "popular", "--seed", "-1"), "--seed"),
         (("good", "popular", "--against", str(runs / "other")), "different datasets"),
-        (("good", "popular", str(runs / "good")), "--against"),
+        (("good", "popular", str(runs / "good")), "3 runs are no pair"),
+        (("good",), "one run is no pair"),
+        (("short", "short"), "nobody in the dataset has three events"),
     ):
         paths = [a if a.startswith("-") else str(runs / a) for a in arguments[:2]]
         done = run("compare", *paths, *arguments[2:])

@@ -296,8 +296,9 @@ def test_it_knows_what_the_model_has_not_learned_yet(chains: Path) -> None:
     result = trainer.result(run.model())
     assert result["test"]["recall@10"] > 0.9 > 0.3 > result["without_memory"]["test"]["recall@10"]
     assert result["valid"]["ndcg@10"] > result["without_memory"]["valid"]["ndcg@10"]
-    last = run.model("last")
-    assert isinstance(last, LRURec) and last.memory is None
+    for checkpoint in ("best", "last"):
+        model = run.model(checkpoint)
+        assert isinstance(model, LRURec) and model.memory is not None
 
 
 def test_rare_answers_may_weigh_more() -> None:
@@ -433,6 +434,10 @@ def test_mistakes(chains: Path, tmp_path: Path, run: Run) -> None:
     ):
         config_for("fast", None, ["memory.rare=0.5"])
     assert config_for("best", None, ["memory.rare=0.5"]).memory.rare == 0.5
+    with pytest.raises(
+        SettingsError, match="memory.rare=0.5 does nothing without a memory; leave out memory.use=false"
+    ):
+        config_for("best", None, ["memory.use=false", "memory.rare=0.5"])
     with pytest.raises(SettingsError, match="markov only counts, and takes no memory"):
         config_for("fast", None, ["memory.use=true"], "markov")
     shutil.copytree(chains / "run", tmp_path / "run")
@@ -456,8 +461,49 @@ def test_a_run_stopped_before_its_memory_says_so(chains: Path, tmp_path: Path, r
         found = run(command[0], tmp_path / "run", *command[1:])
         assert found.code == 0 and "this is the model alone" in found.err and words in found.err
     assert not run("evaluate", chains / "run").err
-    refused = run("export", tmp_path / "run", "--out", tmp_path / "artifact")
-    assert refused.code == 2 and words in refused.err and not (tmp_path / "artifact").exists()
+    for checkpoint in ("best", "last"):
+        refused = run("export", tmp_path / "run", "--out", tmp_path / "artifact", "--checkpoint", checkpoint)
+        assert refused.code == 2 and words in refused.err and not (tmp_path / "artifact").exists()
+
+
+def test_a_memory_lost_behind_the_finish_is_not_learned_again(chains: Path, tmp_path: Path, run: Run) -> None:
+    """By then the weights know what it is learned from."""
+    folder, data = tmp_path / "run", chains / "dataset"
+    assert run("train", data, "--out", folder, *(w for s in FINISHED for w in ("--set", s))).code == 0
+    (folder / MEMORY).unlink()
+    words = "is missing, and cannot be learned again"
+    for command, code in ((("evaluate", folder), 0), (("export", folder, "--out", tmp_path / "artifact"), 2)):
+        found = run(*command)
+        assert found.code == code and words in found.err
+    refused = run("train", data, "--out", folder, "--resume")
+    assert refused.code == 2 and words in refused.err and not (folder / MEMORY).exists()
+
+
+def test_where_nothing_can_be_held_back_the_memory_adds_nothing(tmp_path: Path, run: Run) -> None:
+    """Everybody has three events: one to train on."""
+    rows = [(u, f"i{(u + k) % 20:02}") for u in range(60) for k in range(3)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    few = [w for s in ("training.steps=4", "training.finish=2", "model.width=16") for w in ("--set", s)]
+    done = run("train", tmp_path / "data", "--out", tmp_path / "run", "--recipe", "best", *few)
+    assert done.code == 0 and "from 0 events held back" in done.err and "it will add nothing" in done.err
+    assert run("export", tmp_path / "run", "--out", tmp_path / "artifact").code == 0
+    with Live(tmp_path / "artifact", tmp_path / "store") as live:
+        assert len(live.recommend_for(["i03"], 5)) == 5
+
+
+def test_an_unfinished_run_says_so(chains: Path, tmp_path: Path, run: Run) -> None:
+    config = config_for("fast", None, [*SMALL[:5], "training.validate_every=2"])
+    folder, dataset = tmp_path / "run", lrurec.Dataset.open(chains / "dataset")
+    for name, stop in (("run", 0), ("stopped", 4)):
+        _, trainer = RunFolder.start(tmp_path / name, dataset, leave_last_out(dataset), config)
+        trainer.train(lambda p: setattr(trainer, "interrupted", p.step == stop))  # noqa: B023
+    assert not run("evaluate", folder).err
+    t = config.training
+    for command in (("evaluate", tmp_path / "stopped"), ("compare", folder, tmp_path / "stopped")):
+        found = run(*command)
+        assert found.code == 0 and f"stopped was stopped at step 4 of {t.steps}; go on with: lrurec train" in found.err
+    exported = run("export", tmp_path / "stopped", "--out", tmp_path / "artifact")
+    assert exported.code == 0 and "this is an unfinished run" in exported.err
 
 
 def test_the_recipe_says_what_it_chose(chains: Path, tmp_path: Path, run: Run) -> None:
@@ -465,7 +511,7 @@ def test_the_recipe_says_what_it_chose(chains: Path, tmp_path: Path, run: Run) -
     for recipe, models in (("best", "2 models"), ("best-small", "one model")):
         done = run("train", chains / "dataset", "--out", tmp_path / recipe, "--recipe", recipe, *few)
         assert done.code == 0
-        line = f"{recipe} for 9.0 events per user: {models}, cosines, full loss, windows of 50, 10 steps, a memory"
+        line = f"{recipe} for 9.0 events per user: {models}, cosines, full loss, windows of 50, 8 steps and 2 to finish, a memory"
         assert line in done.err
 
 
@@ -489,6 +535,8 @@ def test_the_recipe_best_goes_by_the_length_of_histories() -> None:
     assert config_for("best", None, ["memory.use=false"], None, log(7.6)).memory.use is False
     assert config_for("best", None, [], "sasrec", log(165.0)).memory.use  # what SASRec does not have is left out
     assert not config_for("best", None, [], "markov", log(165.0)).memory.use
+    ahead = {m: config_for("best", None, [], m, log(7.6)).training.look_ahead for m in ("sasrec", "bert4rec", "mf")}
+    assert ahead == {"sasrec": 0.4, "bert4rec": 0.0, "mf": 0.0}
     small = [config_for("best-small", None, [], None, log(n)) for n in (7.6, 165.0, 959.0)]
     assert sparse.model.copies == 2 and small == [replace(sparse, model=replace(sparse.model, copies=1)), dense, long]
     assert min(BEST) == 0 and BEST.keys() == PASSES.keys()

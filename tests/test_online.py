@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lrurec
 from conftest import Run
-from lrurec.errors import SettingsError
+from lrurec.errors import FolderError
 from lrurec.memory.memory import Memory
 from lrurec.memory.online import Since
 from lrurec.memory.transitions import MemoryConfig, Transitions
@@ -132,16 +132,18 @@ def test_an_event_counts_once_and_only_where_it_is_the_newest(artifact: Path, tm
 
 def test_without_a_memory_there_is_nothing_to_learn(artifact: Path, tmp_path: Path, run: Run) -> None:
     folder = artifact.parent
-    from lrurec.export import export
-    from lrurec.training.run import Run as RunFolder
-
-    trained = RunFolder.open(folder / "run")
-    export(trained, lrurec.Dataset.open(folder / "data"), tmp_path / "plain", checkpoint="last")
-    with pytest.raises(SettingsError, match="no memory"):
+    few = [w for s in ("training.steps=2", "model.width=16", "model.channels=16") for w in ("--set", s)]
+    assert run("train", folder / "data", "--out", tmp_path / "run", *few).code == 0
+    assert run("export", tmp_path / "run", "--out", tmp_path / "plain").code == 0
+    with pytest.raises(FolderError, match="no memory"):
         Live(tmp_path / "plain", tmp_path / "store", learn=True)
     for more in ([], ["--workers", "2"]):
         done = run("serve", tmp_path / "plain", "--store", tmp_path / "store", "--learn", "--port", "0", *more)
         assert done.code == 2 and "no memory" in done.err and "Traceback" not in done.err
+        assert not (tmp_path / "store").exists()
+    with Server(artifact, tmp_path / "store", "--learn") as server:
+        answer = server.client().post("/v1/artifact", {"path": str(tmp_path / "plain")})
+        assert answer.status == 400 and "no memory" in str(answer.json)
 
 
 def test_it_learns_over_http(artifact: Path, tmp_path: Path) -> None:

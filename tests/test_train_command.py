@@ -86,6 +86,10 @@ def test_a_line_for_every_validation(cycle: Path, run: Run) -> None:
     assert result["candidates"] == 4 and compiled_before()
     again = run("train", cycle, "--out", out, "--resume")  # it was whole: nothing is measured anew but the same metrics
     assert again.code == 0 and json.loads((out / "result.json").read_text())["seconds"] == result["seconds"]
+    for damaged in ("", "{", "[]", "{}"):
+        (out / "result.json").write_text(damaged)
+        assert run("train", cycle, "--out", out, "--resume").code == 0
+        assert json.loads((out / "result.json").read_text())["test"] == result["test"]
 
 
 def test_evaluate_among_candidates(cycle: Path, run: Run) -> None:
@@ -238,6 +242,8 @@ def test_refit_trains_on_everything_and_is_not_measured(tmp_path: Path, run: Run
     assert again.code == 2 and "leave out" in again.err
     endless = run("train", tmp_path / "data", "--out", tmp_path / "other", "--recipe", "paper", "--refit")
     assert endless.code == 2 and "training.refit needs training.steps" in endless.err
+    both = run("train", tmp_path / "data", "--out", tmp_path / "other", "--refit", "--set", "training.refit=false")
+    assert both.code == 2 and "exclude each other" in both.err
     assert not (tmp_path / "other").exists()
 
 

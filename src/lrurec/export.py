@@ -51,7 +51,7 @@ def export(
         index = Exact.kind if dataset.n_items < LARGE else Approximate.kind
     if index == Approximate.kind and dataset.n_items < FEWEST:
         raise SettingsError(f"{dataset.n_items:,} items are too few for an approximate index; leave out --index")
-    if checkpoint == "best" and (lacks := run.lacks_memory()):
+    if lacks := run.lacks_memory():
         raise SettingsError(lacks)
     model = servable(run.model(checkpoint).cpu(), run.config.name)
     table, bias = (t.detach().numpy() for t in model.item_table())

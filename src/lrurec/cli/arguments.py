@@ -5,6 +5,7 @@ import difflib
 from typing import NoReturn, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # argparse has no public name for it
+CHECKPOINT = "the weights that validated best (default), or those of the last validation"
 
 
 class Parser(argparse.ArgumentParser):

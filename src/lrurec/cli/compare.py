@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lrurec.cli.arguments import Commands, positive
 from lrurec.cli.console import progress_bar, table
 from lrurec.cli.parts import need
-from lrurec.errors import SettingsError
+from lrurec.errors import NothingLeftError, SettingsError
 
 if TYPE_CHECKING:
     from lrurec.data.split import Split, Targets
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lrurec.evaluation.metrics import Ranks
     from lrurec.training.run import Run
 
+FEWEST = 10  # users of a slice that the last line may name: an interval of fewer says little
 SLICES = {"halves": "", "by_history_length": "history ", "by_target_popularity": "training count "}
 EXAMPLES = """\
 For each metric: the mean of both runs over the same users, the difference with its 95% bootstrap interval, and p: how often
@@ -24,7 +25,8 @@ swapping the two runs at random, user by user, gives a difference as large. A p 
 these users; another seed of the same model is another matter: train several, and name them all (--against): what a user gets
 is then the mean over the runs of a side. Below that, for whom: short and long histories, rare and popular targets (by how
 often a target occurs in training), as halves of the users and in ranges that double, each with its interval: a range of few
-users swings by luck alone. The last line says which is better, and names the slices where the other one surely is.
+users swings by luck alone. The last line says which is better, and names the slices of ten users or more where the other one
+surely is.
 
 examples:
   lrurec compare runs/lrurec runs/sasrec
@@ -56,7 +58,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    from lrurec.cli.evaluate import ranked, say_if_alone
+    from lrurec.cli.evaluate import NOBODY, ranked, say_if_unfinished
     from lrurec.evaluation.candidates import Candidates
     from lrurec.evaluation.comparison import against
     from lrurec.training.config import WHOLE
@@ -67,7 +69,6 @@ def run(options: argparse.Namespace) -> int:
     sides = [[Run.open(Path(path)) for path in paths] for paths in _sides(options)]
     first = sides[0][0]
     for opened in (*sides[0], *sides[1]):
-        say_if_alone(opened)
         if opened.manifest["dataset"]["content_id"] != first.manifest["dataset"]["content_id"]:
             raise SettingsError(
                 f"{first.folder} and {opened.folder} were trained on different datasets; compare runs of one"
@@ -76,11 +77,15 @@ def run(options: argparse.Namespace) -> int:
     asked = [
         [_asked(opened.split(dataset), options.split) for opened in side] for side in sides
     ]  # seen answers are refused
+    if not len(asked[0][0]):
+        raise NothingLeftError(NOBODY)
     drawn = Candidates(options.candidates, options.seed) if options.candidates else None
     a, b = (
         [_ranks(opened, targets, drawn) for opened, targets in zip(*side, strict=True)]
         for side in zip(sides, asked, strict=True)
     )
+    for opened in (*sides[0], *sides[1]):
+        say_if_unfinished(opened)
     split, targets = first.split(dataset), asked[0][0]
     counts = split.train.counts(first.manifest["dataset"]["counts"]["items"])
     report = {
@@ -104,9 +109,8 @@ def _sides(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     if options.against:
         return options.runs, options.against
     if len(options.runs) != 2:
-        raise SettingsError(
-            f"{len(options.runs)} runs are no pair; name two, or those of A, then --against and those of B"
-        )
+        many = f"{len(options.runs)} runs are" if len(options.runs) > 1 else "one run is"
+        raise SettingsError(f"{many} no pair; name two, or those of A, then --against and those of B")
     return options.runs[:1], options.runs[1:]
 
 
@@ -176,7 +180,7 @@ def _verdict(report: dict[str, Any]) -> str:
         f"{kind}{_range(s)} ({sign * s['mean'] / s['first' if sign < 0 else 'second']:+.1%})"
         for key, kind in SLICES.items()
         for s in report[key]
-        if max(sign * s["low"], sign * s["high"]) < 0
+        if max(sign * s["low"], sign * s["high"]) < 0 and s["users"] >= FEWEST
     ]
     but = f"; but {worse} for {', '.join(but_for)}" if but_for else ", and in no slice surely worse"
     return f"{name}: {better} is better (p = {d['p']:.4f}){but}"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrurec.cli.arguments import Commands, positive
+from lrurec.cli.arguments import CHECKPOINT, Commands, positive
 from lrurec.cli.console import progress_bar, table
 from lrurec.cli.parts import need
 from lrurec.errors import NothingLeftError, SettingsError
@@ -28,6 +28,8 @@ NOT_COMPARABLE = (
     "not comparable with metrics against all items: sampled ones are higher, and may order models differently"
 )
 
+NOBODY = "nobody in the dataset has three events or more, so that there is nothing to evaluate on"
+
 
 def add(commands: Commands) -> None:
     p = commands.add_parser(
@@ -40,7 +42,7 @@ def add(commands: Commands) -> None:
     p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
     p.add_argument("--split", choices=("test", "valid"), default="test")
     p.add_argument("-k", dest="ks", type=positive, action="append", metavar="K", help="cut-offs (default: 10 and 20)")
-    p.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    p.add_argument("--checkpoint", choices=("best", "last"), default="best", help=CHECKPOINT)
     p.add_argument("--dataset", metavar="DIR", help="where the dataset is, if it has moved")
     p.add_argument("--baselines", action="store_true", help="also popularity and a Markov chain, for comparison")
     p.add_argument(
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     opened = Run.open(Path(options.path))
     ks = options.ks or [10, 20]
     dataset, model = opened.dataset(options.dataset), opened.model(options.checkpoint)
-    say_if_alone(opened)
+    say_if_unfinished(opened)
     drawn = Candidates(options.candidates, options.seed or 0) if options.candidates else None
     split, report = examine(opened, dataset, model, options.split, ks, drawn)
     report |= {"model": opened.config.name, "checkpoint": options.checkpoint, **model.facts()}
@@ -71,10 +73,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def say_if_alone(opened: "Run") -> None:
-    """A run that has no memory yet is worth less than it will be."""
+def say_if_unfinished(opened: "Run") -> None:
+    """A run that has no memory yet, or not made all of its steps, is worth less than it will be."""
     if lacks := opened.lacks_memory():
         print(f"lrurec: this is the model alone: {lacks}", file=sys.stderr)
+    elif stopped := opened.unfinished():
+        print(f"lrurec: this is an unfinished run: {stopped}", file=sys.stderr)
 
 
 def examine(
@@ -93,9 +97,7 @@ def examine(
     split = opened.split(dataset)
     targets = split.test if part == "test" else split.valid
     if not len(targets):
-        raise NothingLeftError(
-            "nobody in the dataset has three events or more, so that there is nothing to evaluate on"
-        )
+        raise NothingLeftError(NOBODY)
     t = opened.config.training
     with progress_bar() as progress:
         shown = counted(progress, "ranking", len(targets))

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lrurec.cli.arguments import Commands
+from lrurec.cli.arguments import CHECKPOINT, Commands
 from lrurec.cli.parts import need
 
 EXAMPLES = """\
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     )
     p.add_argument("path", metavar="RUN", help="a run folder made by lrurec train")
     p.add_argument("--out", required=True, metavar="ARTIFACT", help="the artifact folder to make")
-    p.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    p.add_argument("--checkpoint", choices=("best", "last"), default="best", help=CHECKPOINT)
     p.add_argument(
         "--index",
         choices=("auto", "exact", "scanned", "approximate"),
@@ -42,6 +42,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
+    from lrurec.cli.evaluate import say_if_unfinished
     from lrurec.export import export
     from lrurec.folder import MANIFEST
     from lrurec.serving.artifact import Artifact
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     opened, out = Run.open(Path(options.path)), Path(options.out)
     replaced = (out / MANIFEST).exists()
     export(opened, opened.dataset(options.dataset), out, options.checkpoint, options.index, options.half, print)
+    say_if_unfinished(opened)
     made = Artifact.open(out)
     size = sum(facts["bytes"] for facts in made.manifest["files"].values())
     state = 4 * made.engine.shape.state_floats

@@ -43,12 +43,12 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     need("train")
-    from lrurec.cli.evaluate import say_if_alone
+    from lrurec.cli.evaluate import say_if_unfinished
     from lrurec.recommender import Recommender
     from lrurec.training.run import Run
 
     rec = Recommender.of_run(options.path, options.dataset)
-    say_if_alone(Run.open(Path(options.path)))
+    say_if_unfinished(Run.open(Path(options.path)))
     if options.user is not None:
         if rec.dataset.user_ids.index(options.user) is None:
             raise InputError(f"user '{options.user}' is not in the dataset; say what they took with --history A,B,C")

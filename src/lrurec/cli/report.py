@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lrurec.cli.arguments import Commands
-from lrurec.cli.evaluate import examine, say_if_alone
+from lrurec.cli.evaluate import examine, say_if_unfinished
 from lrurec.cli.parts import need
 from lrurec.errors import FolderError
 from lrurec.folder import write_text
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     opened = Run.open(Path(options.path))
     dataset, model = opened.dataset(options.dataset), opened.model("best")
-    say_if_alone(opened)
+    say_if_unfinished(opened)
     _, report = examine(opened, dataset, model, "test", [10, 20])
     name = model_class(opened.config.name).card.title
     text = page(

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lrurec.training.run import Run
     from lrurec.training.trainer import Progress, Trainer
 
-RESULT = "result.json"
 EXAMPLES = """\
 recipes:
   paper   the paper's protocol: constant rate 1e-3, early stopping on validation Recall@10
@@ -102,6 +101,8 @@ def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
     from lrurec.training.run import Run
 
     dataset = Dataset.open(options.dataset)
+    if options.refit and any(s.replace(" ", "") == "training.refit=false" for s in options.settings):
+        raise SettingsError("--refit and --set training.refit=false exclude each other; leave out one of them")
     settings = [*options.settings, *(["training.refit=true"] if options.refit else [])]
     config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.size)
     begun = Run.start(folder, dataset, _split(dataset, config), config)
@@ -116,13 +117,14 @@ def _chosen(config: "RunConfig") -> str:
     copies, mixer = getattr(model, "copies", 1), getattr(model, "mixer", "lru")
     parts = [f"{copies} models" if copies > 1 else "one model", f"mixer {mixer}" if mixer != "lru" else ""]
     parts += ["cosines" if getattr(model, "temperature", 0) else "", f"{t.loss} loss", f"windows of {t.max_length:,}"]
-    parts += [f"{t.steps + t.finish:,} steps", "a memory" if config.memory.use else ""]
+    parts += [f"{t.steps:,} steps{f' and {t.finish:,} to finish' if t.finish else ''}"]
+    parts += ["a memory" if config.memory.use else ""]
     return ", ".join(part for part in parts if part)
 
 
 def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
     from lrurec.training.run import Run
-    from lrurec.training.trainer import LAST, Trainer
+    from lrurec.training.trainer import LAST, RESULT, Trainer
 
     if options.model or options.recipe or options.config or options.settings or options.refit:
         raise SettingsError(
@@ -143,7 +145,8 @@ def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]"
         _warn(
             f"there is no checkpoint yet (one is written every {every:,} steps: training.validate_every); it begins anew"
         )
-    if (folder / RESULT).exists():  # it was whole already: what came behind its last checkpoint took time, too
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged one is written anew
+        # If it was whole already, what came behind its last checkpoint took time, too.
         trainer.seconds = max(trainer.seconds, json.loads((folder / RESULT).read_text(encoding="utf-8"))["seconds"])
     return made, trainer
 
@@ -152,6 +155,7 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
     from lrurec.models.base import CountingModel
     from lrurec.training.loggers import loggers_for
     from lrurec.training.run import write_json
+    from lrurec.training.trainer import RESULT
 
     folder = made.folder
     if not len(trainer.split.valid) and not made.config.training.refit:
@@ -182,7 +186,9 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         print(
             f"trained   {trainer.step:,} steps in {trainer.seconds:.0f} s on everything; nothing is left to measure with"
         )
-        print(f"next      lrurec export {options.out} --out ARTIFACT")
+        can = not getattr(made.config.model, "gaps", False)  # be served
+        then = f"export {options.out} --out ARTIFACT" if can else f"recommend {options.out} --user USER"
+        print(f"next      lrurec {then}")
     else:
         valid, test = result["valid"], result["test"]
         if isinstance(trainer.model, CountingModel):

@@ -20,9 +20,9 @@ import lrurec
 from lrurec.experiments.cells import DONE, FAILED, LOG, MISSING, OTHER, RECORD, Cell, try_lock
 from lrurec.experiments.machine import cores, machine
 from lrurec.folder import MANIFEST
+from lrurec.training.trainer import RESULT
 
 POLL, LOOK = 0.1, 1.0  # seconds between two looks at our processes, and at cells that others work on
-RESULT = "result.json"
 Launch = Callable[[Sequence[str]], list[str]]  # arguments of lrurec to a command
 
 

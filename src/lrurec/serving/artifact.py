@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 from lrurec.arrays import mapped
 from lrurec.config import from_mapping
-from lrurec.errors import FolderError, LrurecError, SettingsError
+from lrurec.errors import FolderError, LrurecError
 from lrurec.folder import check_hashes, check_sizes, read_manifest, seal_of
 from lrurec.ids import IdTable, TextIds
 from lrurec.memory.memory import ARRAYS, Memory
@@ -76,8 +76,8 @@ class Artifact:
     def need_memory(self) -> None:
         """Refuse to learn from events where there is no memory to learn with."""
         if self.memory is None:
-            raise SettingsError(
-                "this artifact has no memory that could learn from events; export a run of --recipe best (its training at an"
+            raise FolderError(
+                f"{self.path} has no memory that could learn from events; export a run of --recipe best (its training at an"
                 " end), or serve without learning"
             )
 

@@ -141,11 +141,10 @@ def run_worker(settings: Settings, folder: Path, sock: socket.socket) -> None:
     from lrurec.serving.control import Control
     from lrurec.serving.http import Api
     from lrurec.serving.service import Live
-    from lrurec.serving.store.opening import open_store
 
     control = Control(folder, settings.workers)
     path, count = control.wanted()
-    live = Live(path, open_store(settings.store, bound=settings.bound), learn=settings.learn)
+    live = Live(path, settings.store, bound=settings.bound, learn=settings.learn)
     log_as_json()
     _many_files()
     sys.setswitchinterval(0.0005)  # the writer and the loop take turns more often than every 5 ms

@@ -219,9 +219,7 @@ class Live:
         self.learn = learn
         self._learner = ThreadPoolExecutor(1, "lrurec-learn")
         self._waiting = 0
-        self.use(artifact)
-        if learn:
-            self.artifact.need_memory()
+        self.use(artifact)  # first: where it cannot be used, no store is made
         self.store: Store = open_store(store, bound=bound) if isinstance(store, str | Path) else store
         self.looked: Callable[[int, int], None] = lambda ready, rebuilt: None  # set from outside: who counts
 
@@ -231,7 +229,10 @@ class Live:
 
     def use(self, artifact: Artifact | str | Path) -> None:
         """Go over to another artifact; what has begun ends with the old one."""
-        served = Served(artifact if isinstance(artifact, Artifact) else Artifact.open(artifact), self.learn)
+        opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
+        if self.learn:
+            opened.need_memory()
+        served = Served(opened, self.learn)
         served.warm()
         self.served = served
 

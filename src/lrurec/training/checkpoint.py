@@ -69,7 +69,8 @@ def _write(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str])
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
@@ -96,6 +97,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _SUM in metadata and int(metadata[_SUM], 16) != checksum(tensors.values()):  # files of before have none
         raise FolderError(f"{path} is damaged (its bytes have changed); {_instead(path)}")
     return tensors, state
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The counters alone, without reading the tensors; None where there are none that can be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found: dict[str, Any] = json.loads(file.metadata()["state"])
+            return found
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _instead(path: Path) -> str:

@@ -165,7 +165,8 @@ def _recipe(name: str, size: LogSize, model: str) -> dict[str, dict[str, Any]]:
         raise unknown("recipe", name, RECIPES)
     if name not in ("best", "best-small"):
         return {part: dict(settings) for part, settings in RECIPES[name].items()}
-    if not issubclass(model_class(model), TrainedModel):
+    asked = model_class(model)
+    if not issubclass(asked, TrainedModel):
         return {}
     kind = max(least for least in BEST if least <= size.per_user)
     values = {part: dict(settings) for part, settings in BEST[kind].items()}
@@ -175,8 +176,10 @@ def _recipe(name: str, size: LogSize, model: str) -> dict[str, dict[str, Any]]:
         values["training"] = {k: v for k, v in values["training"].items() if k not in _SAMPLED}
     if size.users:
         values["training"] |= _steps(values["training"], size, PASSES[kind])
-    own = {f.name for f in dataclasses.fields(model_class(model).Config)}
+    own = {f.name for f in dataclasses.fields(asked.Config)}
     values["model"] = {k: v for k, v in values.get("model", {}).items() if k in own}
+    if not asked.looks_ahead(asked.Config(**values["model"])):
+        values["training"].pop("look_ahead", None)
     if name == "best-small":
         values["model"].pop("copies", None)
     return values
@@ -217,9 +220,9 @@ def config_for(
     made = from_values(values)
     for assignment in assignments:
         if assignment.startswith("memory.") and not assignment.startswith("memory.use=") and not made.memory.use:
-            raise SettingsError(
-                f"{assignment} does nothing without a memory; add --set memory.use=true, or take --recipe best"
-            )
+            off = "memory.use=false" in assignments
+            todo = "leave out memory.use=false" if off else "add --set memory.use=true, or take --recipe best"
+            raise SettingsError(f"{assignment} does nothing without a memory; {todo}")
     return made
 
 

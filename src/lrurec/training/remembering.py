@@ -116,6 +116,10 @@ def remembered(
     counted = Transitions.count(kept.items, kept.starts, kept.stops, items, config, at_once)
     watch(f"learning how much to believe it, from {len(held):,} events held back")
     examples = _examples(model, counted, held, max_length, seed, device, config)
+    if not bool(examples.recalled.any()):
+        watch(
+            "it will add nothing: there is none that it could be learned from (training histories of three events or more)"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the steps are small: threads would wait for each other most of the time
     try:

@@ -5,7 +5,7 @@ config.toml         every setting
 metrics.jsonl       one line per validation
 best.safetensors    the weights with the best validation Recall@10
 last.safetensors    everything needed to go on
-memory.safetensors  what came near what, and how much to believe it beside the best weights (memory.use)
+memory.safetensors  what came near what, and how much to believe it beside the weights (memory.use)
 result.json         test metrics of the best weights, once training is done
 tensorboard/        the same metrics and the training curves as event files, where TensorBoard is installed
 mlflow.json         which run at the MLflow server it is, if there is one
@@ -28,10 +28,11 @@ from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest, write_text
 from lrurec.memory.memory import Memory
 from lrurec.models.base import Model, TrainedModel, wants_gaps
-from lrurec.training.checkpoint import load_checkpoint, restore_model
+from lrurec.models.registry import model_class
+from lrurec.training.checkpoint import load_checkpoint, read_state, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.learner import build, settled
-from lrurec.training.trainer import BEST, LAST, MEMORY, Trainer
+from lrurec.training.trainer import BEST, LAST, MEMORY, RESULT, Trainer, lost
 
 KIND, VERSION = "run", 1
 CONFIG = "config.toml"
@@ -132,21 +133,41 @@ class Run:
         split = leave_last_out(dataset)
         return split.with_gaps(dataset) if wants_gaps(self.config.model) else split
 
+    @property
+    def _again(self) -> str:
+        """How to go on with it."""
+        return f"go on with: lrurec train {self.manifest['dataset']['path']} --out {self.folder} --resume"
+
     def lacks_memory(self) -> str | None:
-        """What to say of a run that was stopped before its memory was learned."""
+        """What to say of a run that was stopped before its memory was learned, or has lost it."""
+        t = self.config.training
         if not self.config.memory.use or (self.folder / MEMORY).exists():
             return None
-        again = f"lrurec train {self.manifest['dataset']['path']} --out {self.folder} --resume"
-        return f"{self.folder} was stopped before its memory was learned; go on with: {again}"
+        if t.finish and (state := read_state(self.folder / LAST)) and state["step"] > t.steps:
+            return lost(self.folder)
+        return f"{self.folder} was stopped before its memory was learned; {self._again}"
+
+    def unfinished(self) -> str | None:
+        """What to say of a run that was stopped before its training had come to its end."""
+        t, model = self.config.training, model_class(self.config.name)
+        if "imported" in self.manifest or not issubclass(model, TrainedModel) or (self.folder / RESULT).exists():
+            return None
+        state = read_state(self.folder / LAST)
+        if state is None or state["stopped"] or 0 < t.steps + t.finish <= state["step"]:
+            return None
+        of = f" of {t.steps + t.finish:,}" if t.steps else ""
+        return f"{self.folder} was stopped at step {state['step']:,}{of}; {self._again}"
 
     def model(self, checkpoint: str = "best") -> Model:
-        """The model with the weights of a checkpoint; the best ones have their memory beside them, where there is one."""
+        """The model with the weights of a checkpoint, and its memory beside them, where there is one."""
         path = self.folder / {"best": BEST, "last": LAST}[checkpoint]
+        if not path.exists():
+            raise FolderError(f"{path} does not exist; the run has no such checkpoint yet: {self._again}")
         tensors, _ = load_checkpoint(path)
         counts = self.manifest["dataset"]["counts"]
         model = build(counts["items"], counts["users"], self.config)
         restore_model(model, tensors)
-        if checkpoint == "best" and isinstance(model, TrainedModel) and (self.folder / MEMORY).exists():
+        if isinstance(model, TrainedModel) and (self.folder / MEMORY).exists():
             arrays, _ = load_checkpoint(self.folder / MEMORY)
             model.memory = Memory.of({name: tensor.numpy() for name, tensor in arrays.items()}, counts["items"])
         return model

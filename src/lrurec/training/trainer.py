@@ -31,7 +31,7 @@ from lrurec.training.schedule import learning_rate
 from lrurec.training.together import learner_for
 
 BEST, LAST, METRICS = "best.safetensors", "last.safetensors", "metrics.jsonl"
-MEMORY = "memory.safetensors"
+MEMORY, RESULT = "memory.safetensors", "result.json"
 LOG_EVERY = 50  # steps between two points of the training curves
 GIVE_BACK_EVERY = 200  # steps until free memory goes back to the system
 
@@ -47,6 +47,14 @@ def validations(folder: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise FolderError(f"line {number} of {path} is damaged; take it out, or train again") from None
     return rows
+
+
+def lost(folder: Path) -> str:
+    """What to say of a run whose memory is gone behind its finish: what it was learned from has been trained on since."""
+    return (
+        f"{folder / MEMORY} is missing, and cannot be learned again: the weights have finished with the events that it is"
+        " learned from; put it back from a copy, or train again with another --out"
+    )
 
 
 @dataclass
@@ -116,6 +124,8 @@ class Trainer:
     def train(self, watch: Callable[[Progress], None] = lambda progress: None) -> None:
         """Train until the steps are done or validation stops getting better."""
         t = self.config.training
+        if self.config.memory.use and t.finish and self.step > t.steps and not (self.folder / MEMORY).exists():
+            raise FolderError(lost(self.folder))
         self._forget_after(self.step)
         items, spent = 0, 0.0
         while self.step < self.steps and not self.stopped:
