@@ -30,6 +30,7 @@ from lrurec.experiments.published import published
 from lrurec.export import export
 from lrurec.models.lrurec import LRURecConfig
 from lrurec.serving.service import Live
+from lrurec.training.config import RunConfig
 from lrurec.training.memory import keep_memory
 from lrurec.training.run import Run
 from lrurec.training.together import learner_for
@@ -103,30 +104,35 @@ def latency(folders: dict[str, Path], rounds: int = 300) -> dict[str, float]:
     return {**whole, **{f"{recipe}_recommend": us for recipe, us in alone.items()}}
 
 
-def steps(folder: Path, rounds: int = 48) -> dict[str, float]:
-    """Seconds of a training step, `best` and the plain model in turns with the same loss: medians, as many threads as torch takes.
+def steps(folder: Path, turns: dict[str, RunConfig], rounds: int = 48) -> dict[str, float]:
+    """Seconds of a training step of each config on the training data of a run, in turns: medians, as many threads as torch takes.
 
     In a process of its own, with memory and waiting threads as `lrurec train` has them.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-        return alone.submit(_steps, folder, rounds).result()
+        return alone.submit(_steps, folder, turns, rounds).result()
 
 
-def _steps(folder: Path, rounds: int) -> dict[str, float]:
+def _steps(folder: Path, turns: dict[str, RunConfig], rounds: int) -> dict[str, float]:
     keep_memory()
     opened = Run.open(folder)
-    dataset, config = opened.dataset(), opened.config
-    plain = replace(config, model=LRURecConfig(dropout=config.model.dropout))
-    train, turns = opened.split(dataset).train, {"best": config, "paper": plain}
-    learners = {recipe: learner_for(dataset.n_items, dataset.n_users, train, one) for recipe, one in turns.items()}
-    took: dict[str, list[float]] = {recipe: [] for recipe in turns}
+    dataset = opened.dataset()
+    train = opened.split(dataset).train
+    learners = {name: learner_for(dataset.n_items, dataset.n_users, train, config) for name, config in turns.items()}
+    took: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(rounds + 2):
-        for recipe, learner in learners.items():
+        for name, learner in learners.items():
             started = time.perf_counter()
             learner.step(turn)
-            took[recipe].append(time.perf_counter() - started)
-    found = {recipe: statistics.median(times[2:]) for recipe, times in took.items()}
+            took[name].append(time.perf_counter() - started)
+    found = {name: statistics.median(times[2:]) for name, times in took.items()}
     return {**found, "threads": float(torch.get_num_threads())}
+
+
+def beside_plain(folder: Path) -> dict[str, float]:
+    """Seconds of a step of a run, and of the plain model with the same loss."""
+    own = Run.open(folder).config
+    return steps(folder, {"best": own, "paper": replace(own, model=LRURecConfig(dropout=own.model.dropout))})
 
 
 def pair(results: list[dict[str, float]]) -> str:
@@ -211,7 +217,7 @@ def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: b
             folders = {recipe: row.done(runs, 0) for recipe, row in pair.items()}
             if measures and folders["best"]:
                 there = {recipe: folder for recipe, folder in folders.items() if folder}
-                found[name]["step"] = steps(folders["best"])
+                found[name]["step"] = beside_plain(folders["best"])
                 if len(there) == len(folders):
                     found[name]["latency"] = latency(there)
     lines = [

@@ -3,8 +3,8 @@
     LRUREC_DATA=DIR python bench/levers.py --runs DIR [--only beauty] [--seeds 3] [--rows plain,no-memory]
 
 Every run is a plain `lrurec train --recipe best` with fewer steps and some parts switched off or put in by --set, kept in the folder after --runs
-as ROW-NAME-SEED (see bench/rows.py). The table is written to results/levers.md and results/levers.json after each run. What a part costs per event is
-measured at the end.
+as ROW-NAME-SEED (see bench/rows.py). The table is written to results/levers.md and results/levers.json after each run. What a part costs per step and per
+event is measured at the end, each row in turns with the plain one.
 """
 
 import json
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from accuracy import CASES, arguments, spread
-from best import latency, prepared
+from best import latency, prepared, steps
+from lrurec.training.run import Run
 from measure import machine
 from rows import Row, results, table_before
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("ndcg@10", "recall@10")
+COSTS = ("step", "event")  # what is measured of a row, in times of the plain one
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,14 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         "",
         f"## {name}",
         "",
-        "| parts | seeds | NDCG@10 | Recall@10 | valid NDCG@10 | valid Recall@10 | s of training | observe + recommend, times plain |",
+        "| parts | seeds | NDCG@10 | Recall@10 | valid NDCG@10 | valid Recall@10 | training step, times plain | observe + recommend, times plain |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row, (title, _) in rows(name).items():
         if row in found:
-            done, ratio = results(found[row]), found[row].get("latency")
+            done = results(found[row])
             cells = [spread([r[part][m] for r in done]) for part in ("test", "valid") for m in METRICS]
-            seconds = sum(r["seconds"] for r in done) / len(done)
-            cells += [f"{seconds:,.0f}", f"{ratio:.2f}" if ratio else "-"]
+            cells += [f"{found[row]['cost'][what]:.2f}" if "cost" in found[row] else "-" for what in COSTS]
             lines.append(f"| {title} | {len(done)} | {' | '.join(cells)} |")
     settings = [f"- {title}: {', '.join(f'`{s}`' for s in off)}" for title, off in rows(name).values() if off]
     return [*lines, "", "Beside `--recipe best`:", "", *settings]
@@ -124,8 +125,10 @@ def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: b
         ratios = cost(runs, of_name) if measures else {}
         for key, facts in found[name].items():
             known = old.get(key, {})
-            if key in ratios or ("latency" in known and known["config"] == facts["config"]):
-                facts["latency"] = ratios.get(key, known.get("latency"))
+            if key in ratios:
+                facts["cost"] = ratios[key]
+            elif "cost" in known and known["config"] == facts["config"]:
+                facts["cost"] = known["cost"]
     lines = [
         "# What each part of `best` brings",
         "",
@@ -139,13 +142,14 @@ def write(runs: Path, tables: dict[str, dict[str, Row]], seeds: int, measures: b
     (ROOT / "results" / "levers.md").write_text("\n".join(lines) + "\n")
 
 
-def cost(runs: Path, of_name: dict[str, Row]) -> dict[str, float]:
-    """Observe + recommend of each row over that of the plain one, each pair in turns."""
+def cost(runs: Path, of_name: dict[str, Row]) -> dict[str, dict[str, float]]:
+    """A training step, and observe + recommend, of each row over those of the plain one, each pair in turns."""
     found, plain = {}, of_name[PLAIN].done(runs, 0)
     for key, row in of_name.items():
         if key != PLAIN and plain and (folder := row.done(runs, 0)):
-            took = latency({PLAIN: plain, key: folder})
-            found[key] = took[key] / took[PLAIN]
+            both = {PLAIN: plain, key: folder}
+            took = steps(plain, {name: Run.open(one).config for name, one in both.items()}), latency(both)
+            found[key] = {what: t[key] / t[PLAIN] for what, t in zip(COSTS, took, strict=True)}
     return found
 
 
