@@ -1,7 +1,11 @@
 """The transition memory: counted, looked up, weighed, ranked with and served, each against a slow and obvious twin."""
 
+import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +21,7 @@ from numpy.typing import NDArray
 import lrurec
 from conftest import Run
 from lrurec.data.dataset import LogSize
-from lrurec.data.split import Sequences, Targets, leave_last_out
+from lrurec.data.split import Sequences, Split, Targets, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.evaluation import ranking
 from lrurec.evaluation.candidates import Candidates
@@ -33,6 +37,7 @@ from lrurec.training.config import BEST, PASSES, config_for
 from lrurec.training.learner import Learner, build
 from lrurec.training.remembering import hold_back, remember
 from lrurec.training.run import Run as RunFolder
+from lrurec.training.trainer import BEST as BEST_FILE
 from lrurec.training.trainer import LAST, MEMORY, Trainer, validations
 
 logs = st.lists(st.lists(st.integers(0, 7), max_size=9), max_size=6)
@@ -556,3 +561,160 @@ def test_the_recipe_best_makes_fewer_steps_on_a_small_log() -> None:
     assert steps(7.6, 100, "training.steps=700") == (700, 167)
     assert steps(400.0, 943)[0] in (2 * dense[0], 2 * dense[0] + 1)  # a history of 400 is two windows of 200
     assert config_for("best", None, []).training.steps == 6000  # nothing is known of the log
+
+
+def test_nothing_is_left_to_compile_for_the_first_user(chains: Path, tmp_path: Path, run: Run) -> None:
+    assert run("export", chains / "run", "--out", tmp_path / "artifact").code == 0
+    program = f"""
+import sys
+import numba
+import lrurec
+live = lrurec.Live({str(tmp_path / "artifact")!r}, {str(tmp_path / "store")!r})
+kernels = {{
+    f"{{name}}.{{key}}": value
+    for name, module in list(sys.modules.items()) if name.startswith("lrurec.kernels")
+    for key, value in vars(module).items() if isinstance(value, numba.core.registry.CPUDispatcher)
+}}
+before = {{name: len(kernel.signatures) for name, kernel in kernels.items()}}
+assert sum(before.values()) > 5, before
+for item in ("i003", "i004"):
+    live.observe("ann", item)
+    live.recommend("ann", k=3)
+    live.recommend_for(["i003", item])
+asked = [live.query("ann", None, 3, seen, None, None) for seen in (True, False)]
+live.answer(asked)
+live.recommend("ann", deny=["i005"])
+print([name for name, kernel in kernels.items() if len(kernel.signatures) != before[name]])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_one_long_history_does_not_keep_the_others_from_being_held_back() -> None:
+    """Its tail alone would be more than all that is wanted."""
+    rows = [(0, k % 300) for k in range(5000)] + [(u, (7 * u + k) % 300) for u in range(1, 601) for k in range(8)]
+    split = leave_last_out(lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row")))
+    wanted = int(0.06 * split.train.n_events)
+    for seed in range(6):
+        held = hold_back(split.train, 0.06, seed)[1]
+        assert 0.94 * wanted <= len(held) <= wanted
+        assert (held.users == 0).sum() <= wanted / 20
+    one = replace(split.train, users=split.train.users[:1], starts=split.train.starts[:1], stops=split.train.stops[:1])
+    assert len(hold_back(one, 0.06, 0)[1]) == int(0.06 * one.n_events) // 20
+    few = replace(one, stops=one.starts + 5)
+    assert len(hold_back(few, 0.06, 0)[1]) == 1  # less than one by its share
+
+
+def trained_with_finish(data: Path, folder: Path, *more: str) -> Trainer:
+    config = config_for("fast", None, [*FINISHED, *more])
+    dataset = lrurec.Dataset.open(data)
+    _, trainer = RunFolder.start(folder, dataset, leave_last_out(dataset), config)
+    trainer.train()
+    return trainer
+
+
+def test_the_finish_is_taken_if_it_is_better_with_the_memory(chains: Path, tmp_path: Path) -> None:
+    """However the model does alone: what is shipped is chosen."""
+    trainer = trained_with_finish(chains / "dataset", tmp_path / "run")
+    assert trainer.best_step == 14 and trainer.to_beat is not None
+    run = RunFolder.open(tmp_path / "run")
+    kept, last = (load_checkpoint(tmp_path / "run" / f)[0] for f in (BEST_FILE, LAST))
+    assert all(torch.equal(kept[name], last[name]) for name in kept)
+    assert trainer.result(run.model())["valid"]["recall@10"] >= trainer.to_beat
+
+
+def test_a_finish_that_does_harm_is_left_and_said(chains: Path, tmp_path: Path, run: Run) -> None:
+    data, folder = chains / "dataset", tmp_path / "run"
+    harm = [w for s in (*FINISHED, "training.finish_rate=30.0") for w in ("--set", s)]
+    done = run("train", data, "--out", folder, *harm)
+    assert done.code == 0 and "best at step 8" in done.out
+    assert "the finish did not help in validation: the weights from before it are kept" in done.err
+    with_memory = json.loads((folder / "result.json").read_text())["valid"]["recall@10"]
+    trainer = Trainer(*split_of(data), RunFolder.open(folder).config, folder)
+    trainer.resume()
+    assert trainer.to_beat == with_memory and trainer.best_step == 8
+
+
+def split_of(data: Path) -> tuple[lrurec.Dataset, Split]:
+    dataset = lrurec.Dataset.open(data)
+    return dataset, leave_last_out(dataset)
+
+
+def test_before_the_finish_the_weights_that_are_best_beside_the_memory_are_taken(chains: Path, tmp_path: Path) -> None:
+    """Alone, those of step 4 are better; beside the memory, those of step 8 are as good: the later ones are taken."""
+    data, folder = chains / "dataset", tmp_path / "run"
+    config = config_for("fast", None, FINISHED)
+    _, trainer = RunFolder.start(folder, *split_of(data), config)
+    trainer.train(lambda p: setattr(trainer, "interrupted", p.step == 8))
+    assert trainer.step == 8 and not (folder / MEMORY).exists()
+    trainer._remember()
+    for value, expected in ((2.0, 4), (1.0, 8), (-1.0, 8)):
+        again = Trainer(*split_of(data), config, folder)
+        again.resume()
+        again.best, again.best_step = {"recall@10": 0.5}, 4
+        worth = {id(again.model): 1.0}  # of the weights of now; those of before get `value`
+        again._with_memory = lambda model, w=worth, v=value: w.get(id(model), v)  # type: ignore[method-assign, misc]
+        again._choose_before_finish()
+        assert again.best_step == expected and again.to_beat == max(value, 1.0)
+
+
+def test_nobody_to_validate_on_gives_the_last_weights(tmp_path: Path, run: Run) -> None:
+    rows = [(u, f"i{(u + k) % 20:02}") for u in range(60) for k in range(2)]
+    lrurec.load_events(pl.DataFrame(rows, schema=["user", "item"], orient="row"), out=tmp_path / "data")
+    few = [w for s in ("training.steps=6", "training.validate_every=2", "model.width=16") for w in ("--set", s)]
+    done = run("train", tmp_path / "data", "--out", tmp_path / "run", *few)
+    assert done.code == 0 and "best at step 6" in done.out
+
+
+def test_a_memory_of_another_run_is_refused(chains: Path, tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(chains / "run", folder)
+    other = trained_with_finish(chains / "dataset", tmp_path / "other", "training.seed=3")
+    shutil.copy(other.folder / MEMORY, folder / MEMORY)
+    words = f"{folder / MEMORY} is of another run (its config.training."
+    for command in (("evaluate", folder), ("export", folder, "--out", tmp_path / "artifact")):
+        refused = run(*command)
+        assert refused.code == 2 and words in refused.err
+
+
+def test_what_it_brings_is_told(chains: Path, run: Run) -> None:
+    told = run("evaluate", chains / "run").out
+    assert "without its memory" in told.splitlines()[2]
+    report = json.loads(run("evaluate", chains / "run", "--json").out)
+    assert report["without_memory"]["recall@10"] < 0.3 < 0.9 < report["metrics"]["recall@10"]["value"]
+    page = chains / "run" / "report.html"
+    assert run("report", chains / "run").code == 0 and "<th>without its memory</th>" in page.read_text()
+    page.unlink()
+
+
+def test_a_second_ctrl_c_gives_up_the_learning(chains: Path, tmp_path: Path) -> None:
+    """The first one waits for it; --resume learns it anew."""
+    folder, settings = tmp_path / "run", [w for s in FINISHED for w in ("--set", s)]
+    slow = (
+        "import sys, time; from lrurec.training import trainer; from lrurec.cli.main import main;"
+        "own = trainer.remember;"
+        "trainer.remember = lambda *a: (print('learning', flush=True), time.sleep(60), own(*a))[2];"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["train", str(chains / "dataset"), "--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *words, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "learning\n"
+    process.send_signal(signal.SIGINT)
+    for line in process.stderr:
+        if "once more gives that up now" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert "--resume" in said and not (folder / MEMORY).exists()
+    resumed = subprocess.run(
+        [sys.executable, "-m", "lrurec.cli.main", *words, "--resume"], capture_output=True, text=True, check=False
+    )
+    assert resumed.returncode == 0 and "going on at step 8 of 14" in resumed.stderr, resumed.stderr
+    whole = trained_with_finish(chains / "dataset", tmp_path / "whole")
+    a, b = (load_checkpoint(f / MEMORY)[0] for f in (folder, whole.folder))
+    assert all(torch.equal(a[k], b[k]) for k in a)

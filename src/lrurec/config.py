@@ -32,3 +32,19 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str = "key") -> 
         if key not in names:
             raise unknown(what, key, names)
     return cls(**values)
+
+
+def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first key that both nested mappings have, with different values; empty if there is none.
+
+    >>> differs({"model": {"width": 64}, "old": 1}, {"model": {"width": 32, "new": 2}})
+    'model.width'
+    """
+    for key in (k for k in one if k in other):
+        a, b = one[key], other[key]
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inside := differs(a, b):
+                return f"{key}.{inside}"
+        elif a != b:
+            return key
+    return ""

@@ -50,6 +50,7 @@ class Recommender:
         self._chosen = (recipe, assignments, model)
         self.config = self._config(LogSize())  # a wrong setting is told at once
         self._folder: Path | None = None
+        self._run: Path | None = None  # somebody's, that it was opened from
         self._dataset: Dataset | None = None
         self._model: Model | None = None
 
@@ -87,14 +88,15 @@ class Recommender:
         """A recommender from a run folder made by `lrurec train`."""
         opened = Run.open(Path(run))
         made = cls(on_unknown=on_unknown)
-        made.config = opened.config
+        made.config, made._run = opened.config, opened.folder
         made._dataset, made._model = opened.dataset(dataset), opened.model("best")
         return made
 
     def save(self, path: str | Path) -> None:
         """Keep the dataset and the run in a folder that `load` opens."""
         if self._folder is None:
-            raise SettingsError("there is nothing to save; fit first")
+            done = f"the run is saved already, in {self._run}" if self._run else "there is nothing to save; fit first"
+            raise SettingsError(done)
         where = Path(path)
         if where.exists():
             raise FolderError(f"{path} already exists; choose another path")
@@ -290,6 +292,8 @@ def _refuse_text(given: Any) -> None:
 def _key(name: str) -> str:
     """model_dropout is model.dropout, memory_use is memory.use; all else is a setting of training."""
     part, _, rest = name.partition("_")
+    if name == "memory":
+        raise SettingsError("memory has several settings; to have one: memory_use=True")
     return f"{part}.{rest}" if part in ("model", "memory") else f"training.{name}"
 
 

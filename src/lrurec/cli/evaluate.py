@@ -91,19 +91,33 @@ def examine(
 ) -> "tuple[Split, dict[str, Any]]":
     """Rank a part of the split, with a progress bar; gives the split and the full report."""
     from lrurec.data.progress import counted
-    from lrurec.evaluation.ranking import rank
+    from lrurec.evaluation.metrics import summary
+    from lrurec.evaluation.ranking import alone, rank, vectors_of
     from lrurec.evaluation.report import full_report
+    from lrurec.models.base import TrainedModel
 
     split = opened.split(dataset)
     targets = split.test if part == "test" else split.valid
     if not len(targets):
         raise NothingLeftError(NOBODY)
-    t = opened.config.training
+    t, vectors, without = opened.config.training, None, {}
+    remembers = isinstance(model, TrainedModel) and model.memory is not None
     with progress_bar() as progress:
+        if isinstance(model, TrainedModel) and remembers:  # ranked twice, encoded once
+            shown = counted(progress, "encoding", len(targets))
+            vectors = vectors_of(model, targets, t.seen, t.device, shown)
+            shown = counted(progress, "ranking without the memory", len(targets))
+            with alone(model):
+                found = rank(
+                    model, targets, t.seen, candidates=candidates, device=t.device, progress=shown, vectors=vectors
+                )
+            without = {"without_memory": summary(found.ranks, ks)}
         shown = counted(progress, "ranking", len(targets))
-        ranking = rank(model, targets, t.seen, top=max(ks), candidates=candidates, device=t.device, progress=shown)
+        ranking = rank(
+            model, targets, t.seen, top=max(ks), candidates=candidates, device=t.device, progress=shown, vectors=vectors
+        )
     report = full_report(ranking, targets, split.train.counts(dataset.n_items), ks) | {"split": part}
-    return split, report | ranked(candidates, dataset.n_items)
+    return split, report | without | ranked(candidates, dataset.n_items)
 
 
 def ranked(candidates: "Candidates | None", items: int) -> dict[str, Any]:
@@ -141,9 +155,11 @@ def baselines(
 
 
 def _told(report: dict[str, Any], ks: list[int]) -> str:
-    rows = [["metric", "value", "95% interval"]]
+    without = report.get("without_memory")
+    rows = [["metric", "value", "95% interval", *(["without its memory"] if without else [])]]
     for name, m in report["metrics"].items():
-        rows.append([name, f"{m['value']:.5f}", f"{m['low']:.5f} to {m['high']:.5f}"])
+        other = [f"{without[name]:.5f}"] if without else []
+        rows.append([name, f"{m['value']:.5f}", f"{m['low']:.5f} to {m['high']:.5f}", *other])
     parts = [f"{report['users']:,} users, {report['split']} split, {report['ranked']}", table(rows)]
     if "warning" in report:
         parts.insert(1, f"warning: {report['warning']}")
@@ -169,5 +185,5 @@ def _told(report: dict[str, Any], ks: list[int]) -> str:
         )
     if "mean_abs_lambda" in report:
         means = ", ".join(f"{v:.4f}" for v in report["mean_abs_lambda"])
-        parts.append(f"mean |lambda| per block: {means}")
+        parts.append(f"mean |lambda| per block (the share of a state that lasts from one event to the next): {means}")
     return "\n\n".join(parts)

@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.half:
         print("table     in 16 bits per number")
+    if made.memory is not None:
+        print(f"memory    {made.memory.pairs:,} pairs of items; lrurec serve --learn counts on")
     facts = made.manifest["index"]
     chosen = f" (auto, for {made.n_items:,} items)" if options.index == "auto" else ""
     if facts["kind"] != "approximate":

@@ -68,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     names = [rec.dataset.name(i) for h in history[-5:] if (i := rec.dataset.item_ids.index(h)) is not None]
+    if not rows:
+        print("lrurec: nothing is left that was not seen; --seen shows what was, too", file=sys.stderr)
     print(f"after {', '.join(names) or 'nothing'}:")
     print(
         table(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from lrurec.cli.arguments import Commands, add_settings
@@ -97,6 +97,7 @@ def _split(dataset: "Dataset", config: "RunConfig") -> "Split":
 
 def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
     from lrurec.data.dataset import Dataset
+    from lrurec.models.base import CountingModel
     from lrurec.training.config import config_for
     from lrurec.training.run import Run
 
@@ -107,7 +108,16 @@ def _begun(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]":
     config = config_for(options.recipe or "fast", options.config, settings, options.model, dataset.size)
     begun = Run.start(folder, dataset, _split(dataset, config), config)
     if options.recipe in ("best", "best-small"):
-        _warn(f"{options.recipe} for {dataset.size.per_user:.1f} events per user: {_chosen(begun[0].config)}")
+        if isinstance(begun[1].model, CountingModel):
+            _warn(f"{begun[0].config.name} only counts: the recipe changes nothing")
+        else:
+            of_best = config_for("best", options.config, settings, options.model, dataset.size)
+            name = (
+                "best-small, the same as best here,"
+                if (options.recipe, of_best) == ("best-small", config)
+                else options.recipe
+            )
+            _warn(f"{name} for {dataset.size.per_user:.1f} events per user: {_chosen(begun[0].config)}")
     return begun
 
 
@@ -140,6 +150,8 @@ def _resumed(options: argparse.Namespace, folder: Path) -> "tuple[Run, Trainer]"
     trainer = Trainer(dataset, _split(dataset, made.config), made.config, folder)
     if (folder / LAST).exists():
         trainer.resume()
+        if trainer.step < trainer.steps and not trainer.stopped:
+            _warn(f"going on at step {trainer.step:,} of {trainer.steps:,}")
     else:
         every = made.config.training.validate_every
         _warn(
@@ -164,8 +176,8 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
     try:
         among = made.config.training.candidates
         among = among if among < made.manifest["dataset"]["counts"]["items"] else 0  # then all are ranked
-        with _stop_gently(trainer), _view(trainer.step < trainer.steps, among) as (watch, validated):
-            trainer.said, trainer.validated = _warn, validated
+        with _stop_gently(trainer), _view(trainer.step < trainer.steps, among) as (watch, validated, remembered):
+            trainer.said, trainer.validated, trainer.remembered = _warn, validated, remembered
             options.stopped = f"stopped; go on with: {again}"
             trainer.train(watch)
         result = None if trainer.interrupted else trainer.result(made.model("best"))
@@ -198,10 +210,21 @@ def _train(options: argparse.Namespace, made: "Run", trainer: "Trainer", again: 
         alone = result.get("without_memory", {})
         for part, found in (("valid", valid), ("test", test)):
             print(f"{part:10}{_metrics(found, among)}")
-            if part in alone:
+            if part in alone and alone[part] != found:
                 print(f"  alone   {_metrics(alone[part], among)}  ({part}, without the memory)")
+        _remarks(trainer, result)
         print(f"next      lrurec evaluate {options.out}")
     return 0
+
+
+def _remarks(trainer: "Trainer", result: dict[str, Any]) -> None:
+    """What somebody should know who trusts the recipe: parts of it that did not help on this log."""
+    t = trainer.config.training
+    if t.finish and trainer.step == trainer.steps and trainer.best_step <= t.steps:
+        _warn("the finish did not help in validation: the weights from before it are kept")
+    alone = result.get("without_memory", {"valid": {}})["valid"].get("recall@10", 0.0)
+    if alone > result["valid"]["recall@10"]:
+        _warn("in validation the model is better without its memory; another run: --set memory.use=false")
 
 
 def _metrics(found: dict[str, float], among: int) -> str:
@@ -216,12 +239,16 @@ def _warn(message: str) -> None:
 
 @contextmanager
 def _stop_gently(trainer: "Trainer") -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the training after the step at hand."""
+    """Ctrl-C and SIGTERM end the training after the step at hand; while a memory is learned, the second one gives that up."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if trainer.remembering and trainer.interrupted:
+            at_once = before[number]
+            assert callable(at_once)
+            at_once(number, frame)  # ends it here and now
         trainer.interrupted = True
         if trainer.remembering:
-            _warn("stops when the memory is learned, in a minute or so")
+            _warn("stops when the memory is learned; once more gives that up now, and --resume learns it anew")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -234,8 +261,8 @@ def _stop_gently(trainer: "Trainer") -> Iterator[None]:
 @contextmanager
 def _view(
     steps: bool, among: int
-) -> Iterator[tuple[Callable[["Progress"], None], Callable[[int, dict[str, float]], None]]]:
-    """Who hears of steps and of validations: a live line on a terminal, elsewhere one line per validation.
+) -> Iterator[tuple[Callable[["Progress"], None], Callable[[int, dict[str, float]], None], Callable[[float], None]]]:
+    """Who hears of steps, of validations and of the learning of a memory: live lines on a terminal, elsewhere one line per validation.
 
     `steps`: whether there is one left to wait for. `among`: how many sampled items a validation ranks among; 0 is all.
     """
@@ -243,10 +270,10 @@ def _view(
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("step"),
+        TextColumn("{task.description}"),
         MofNCompleteColumn(),
         BarColumn(bar_width=20),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} items/s  {task.fields[best]}"),
+        TextColumn("{task.fields[how]}"),
         TimeRemainingColumn(),
     )
     live = console.is_terminal
@@ -255,7 +282,8 @@ def _view(
     if steps and not compiled_before():
         slow.start()
     with Bars(*columns, console=console, disable=not live, refresh_per_second=4) as bars:
-        task = bars.add_task("train", total=None, loss=float("nan"), rate=0.0, best="")
+        task = bars.add_task("step", total=None, how="")
+        memory: TaskID | None = None
         latest: Progress | None = None
 
         def watch(p: "Progress") -> None:
@@ -263,14 +291,21 @@ def _view(
             slow.cancel()
             latest = p
             best = _metrics(p.best, among) if p.best else ""  # of a validation that came after the step before this one
-            bars.update(task, completed=p.step, total=p.steps, loss=p.loss, rate=p.items_per_second, best=best)
+            how = f"loss {p.loss:.3f}  {p.items_per_second:,.0f} items/s  {best}"
+            bars.update(task, completed=p.step, total=p.steps, how=how)
 
         def validated(step: int, found: dict[str, float]) -> None:
             if not live and latest is not None:
                 line = f"step {step:,}/{latest.steps:,}  loss {latest.loss:.3f}  {_metrics(found, among)}"
                 console.print(line, highlight=False, soft_wrap=True)
 
+        def remembered(share: float) -> None:
+            nonlocal memory
+            if memory is None:
+                memory = bars.add_task("memory, %", total=100, how="")
+            bars.update(memory, completed=int(100 * share))
+
         try:
-            yield watch, validated
+            yield watch, validated, remembered
         finally:
             slow.cancel()

@@ -5,6 +5,7 @@ that was seen itself is masked, too, and comes last.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,11 +191,29 @@ def _scorer(model: Model, batch: Batch, at_hand: Tensor | None) -> Callable[[int
     return score
 
 
+@contextmanager
+def alone(model: TrainedModel) -> Iterator[None]:
+    """Meanwhile it has no memory."""
+    memory, model.memory = model.memory, None
+    try:
+        yield
+    finally:
+        model.memory = memory
+
+
 @torch.no_grad()
-def vectors_of(model: TrainedModel, targets: Targets, max_length: int, device: str = "cpu") -> Tensor:
+def vectors_of(
+    model: TrainedModel,
+    targets: Targets,
+    max_length: int,
+    device: str = "cpu",
+    progress: Callable[[int], None] = lambda count: None,
+) -> Tensor:
     """[T, d]: what the items are scored with behind the history of each target."""
-    blocks = _blocks(targets, max_length, 1024)
-    found = [model.last(histories(targets, *block, max_length, device)) for block in blocks]
+    found = []
+    for first, last in _blocks(targets, max_length, 1024):
+        found.append(model.last(histories(targets, first, last, max_length, device)))
+        progress(last - first)
     return torch.cat([*found, torch.zeros(0, model.item_table()[0].shape[1], device=device)])
 
 

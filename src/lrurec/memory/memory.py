@@ -65,6 +65,17 @@ class Memory:
         assert isinstance(self.transitions, Transitions)
         return replace(self, transitions=Since(self.transitions))
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs of items it was made of."""
+        t = self.transitions
+        return len((t.base if isinstance(t, Since) else t).items)
+
+    @property
+    def observed(self) -> int | None:
+        """How many events were counted since; None if this one does not go on."""
+        return self.transitions.observed if isinstance(self.transitions, Since) else None
+
     def observe(self, history: NDArray[np.integer], item: int) -> None:
         """Somebody with this history met an item; counted if this one goes on."""
         if isinstance(self.transitions, Since):

@@ -27,6 +27,7 @@ class Since:
     pairs: int = 2_000_000  # that are kept, at most; about 300 bytes each
     rows: OrderedDict[int, _Row] = field(default_factory=OrderedDict)
     held: int = 0  # pairs
+    observed: int = 0  # events
 
     def __post_init__(self) -> None:
         self.counts = np.array(self.base.counts)  # [V], before and since
@@ -38,6 +39,7 @@ class Since:
         """Somebody with this history met an item."""
         near = [int(a) for a in history[-self.base.window :][::-1]]
         with self._lock:
+            self.observed += 1
             self.counts[item] += 1
             self.popular[item] = np.log(self.counts[item])
             weight = 1.0

@@ -45,8 +45,10 @@ class MemoryConfig:
             raise SettingsError(f"memory.window must lie between 1 and {_MOST_WINDOW}, not {self.window}")
         if not 0 < self.decay <= 1:
             raise SettingsError(f"memory.decay must lie above 0 and not above 1, not {self.decay}")
-        if self.row < 1 or self.pairs < 0:
-            raise SettingsError("memory.row must be 1 or more, and memory.pairs 0 (as the catalogue needs) or more")
+        if self.row < 1:
+            raise SettingsError(f"memory.row must be 1 or more, not {self.row}")
+        if self.pairs < 0:
+            raise SettingsError(f"memory.pairs must be 0 (as the catalogue needs) or more, not {self.pairs}")
         if not 0 < self.held_back <= 0.5:
             raise SettingsError(f"memory.held_back must lie above 0 and not above 0.5, not {self.held_back}")
         if not 0 <= self.rare <= 1:

@@ -28,7 +28,7 @@ from lrurec.planning.log import Log
 from lrurec.planning.probe import TIMED, WARM, Measured, line
 from lrurec.training.config import RunConfig
 from lrurec.training.learner import settled
-from lrurec.training.remembering import held_back, learning_bytes
+from lrurec.training.remembering import held_back, learning_bytes, learning_steps
 
 FULL, SAMPLED = 100_000, 1_000_000  # items or users in a probe, at most, by the loss
 _COMMAND = ["-m", "lrurec.planning.probe"]
@@ -90,7 +90,9 @@ class Plan:
         events, config = int(self.log.trained.sum()), self.config.memory
         if not config.use:
             return 0.0
-        return 2 * events * self.all.counted + held_back(events, config) * self.all.example + self.all.learned
+        examples = held_back(events, config)
+        learning = examples * self.all.example + learning_steps(examples) * self.all.learned
+        return 2 * events * self.all.counted + learning
 
     @property
     def remembered(self) -> float:

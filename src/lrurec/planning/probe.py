@@ -60,7 +60,7 @@ class Measured:
     index: float  # bytes of the index
     counted: float = 0.0  # seconds per event that a memory counts
     example: float = 0.0  # and per example that it learns from
-    learned: float = 0.0  # and for the learning itself
+    learned: float = 0.0  # and per step of that
 
 
 def measure(config: RunConfig, items: int, users: int, train: Sequences, served: int) -> Measured:

@@ -111,8 +111,7 @@ class Api:
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
         self.batcher = Batcher(self.live, self.wait, lambda size: metrics.BATCH.observe(size))
-        self.live.looked = _count_looks
-        warm_up(self.live.served)
+        self.live.looked, self.live.learned = _count_looks, metrics.LEARNED.inc
         following = asyncio.create_task(self.control.follow(self._use))
         telling = asyncio.create_task(self._tell())
         settle()
@@ -322,12 +321,17 @@ class Api:
         return {"item": item, "similar": _lines(await self._aside(served.similar, item, k))}
 
     async def model(self, asked: Asked, body: bytes) -> dict[str, Any]:
-        artifact = self.live.artifact
+        served = self.live.served
+        artifact, memory = served.artifact, served.memory
+        learned = memory.observed if memory else None
         return {
             "artifact": artifact.id,
             "items": artifact.n_items,
             "names": artifact.item_names is not None,
             "index": artifact.manifest["index"]["kind"],
+            "memory": memory is not None,
+            "learns": learned is not None,
+            "learned": learned or 0,
             "decay": _rounded(artifact.engine.kept),
         }
 
@@ -341,7 +345,6 @@ class Api:
 
     async def _use(self, path: str) -> None:
         await self._aside(self.live.use, path)
-        warm_up(self.live.served)
         LOG.info("artifact", extra={"artifact": self.live.artifact.id, "path": path})
 
     # The rest
@@ -383,13 +386,6 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-
-
-def warm_up(served: Served) -> None:
-    """Once through what is compiled, so that nobody's first request waits for it."""
-    state = served.states.replay(np.zeros(1, np.int64))
-    served.states.replay(np.zeros(40, np.int64))
-    served.retriever.search(served.states.hidden(state)[None], 10, [np.zeros(1, np.int64)])
 
 
 def _micros(asked: Asked) -> int:

@@ -32,6 +32,7 @@ WAITING = Gauge("lrurec_requests_in_flight", "Requests being answered", registry
 REFUSED = Counter("lrurec_requests_refused", "Requests answered 503 because too many were waiting", registry=REGISTRY)
 EVENTS = Counter("lrurec_events_stored", "Events that were new", registry=REGISTRY)
 REPEATED = Counter("lrurec_events_repeated", "Events that were known by their id", registry=REGISTRY)
+LEARNED = Counter("lrurec_memory_events", "Events that the memory has counted (serve --learn)", registry=REGISTRY)
 APPEND = Histogram(
     "lrurec_store_append_seconds",
     "From handing events to the store until they are on disk",

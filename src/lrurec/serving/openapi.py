@@ -199,7 +199,18 @@ def description(example: str = "tea") -> dict[str, Any]:
             "/v1/model": {
                 "get": _operation(
                     "What is being served",
-                    _object({"artifact": _TEXT, "items": _COUNT, "names": _BOOL, "index": _TEXT, "decay": numbers}),
+                    _object(
+                        {
+                            "artifact": _TEXT,
+                            "items": _COUNT,
+                            "names": _BOOL,
+                            "index": _TEXT,
+                            "memory": _BOOL,
+                            "learns": _BOOL,
+                            "learned": _COUNT,
+                            "decay": numbers,
+                        }
+                    ),
                     role="read",
                 )
             },

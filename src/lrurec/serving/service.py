@@ -114,10 +114,11 @@ class Served:
 
     def warm(self) -> None:
         """Answer a question of nobody, so that no user waits for what is compiled or read at first."""
-        items = self.artifact.popular[: _FEW + 1].astype(np.int64)
+        items = np.resize(self.artifact.popular, _FEW + 1).astype(np.int64)
         for history in (items[:1], items):
-            state = self.states.replay(history)
-            self.best(self.states.hidden(state)[None], 1, [history], [history])
+            hidden = self.states.hidden(self.states.replay(history))[None]
+            for vector in (hidden, hidden.copy()):  # of a state as it is kept, and among others
+                self.best(vector, 1, [history], [history])
 
     def index(self, item: Id) -> int:
         found = self.states.index(str(item))
@@ -222,6 +223,7 @@ class Live:
         self.use(artifact)  # first: where it cannot be used, no store is made
         self.store: Store = open_store(store, bound=bound) if isinstance(store, str | Path) else store
         self.looked: Callable[[int, int], None] = lambda ready, rebuilt: None  # set from outside: who counts
+        self.learned: Callable[[int], None] = lambda events: None  # set from outside, too
 
     @property
     def artifact(self) -> Artifact:
@@ -299,6 +301,7 @@ class Live:
                 return
             for k in range(len(seen) - len(new), len(seen)):
                 served.memory.observe(seen[:k], int(seen[k]))
+            self.learned(len(new))
 
     def event(self, served: Served, item: Id, time: float | str | datetime | None, id: str | None) -> Event:
         """An event with a known item and a time that can be kept."""

@@ -35,7 +35,7 @@ def page(
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=soft>{report['users']:,} users, {report['split']} split, all items ranked</p>",
     ]
-    parts.append(_metrics(report["metrics"]))
+    parts.append(_metrics(report["metrics"], report.get("without_memory")))
     if validations:
         steps = [float(v["step"]) for v in validations]
         parts.append("<h2>Training</h2><div class=row>")
@@ -67,12 +67,14 @@ def page(
     )
 
 
-def _metrics(metrics: dict[str, dict[str, float]]) -> str:
+def _metrics(metrics: dict[str, dict[str, float]], without_memory: dict[str, float] | None) -> str:
     rows = "".join(
-        f"<tr><td>{name}</td><td>{m['value']:.5f}</td><td class=soft>{m['low']:.5f} to {m['high']:.5f}</td></tr>"
+        f"<tr><td>{name}</td><td>{m['value']:.5f}</td><td class=soft>{m['low']:.5f} to {m['high']:.5f}</td>"
+        + (f"<td>{without_memory[name]:.5f}</td></tr>" if without_memory else "</tr>")
         for name, m in metrics.items()
     )
-    return f"<table><tr><th>metric</th><th>value</th><th>95% interval</th></tr>{rows}</table>"
+    other = "<th>without its memory</th>" if without_memory else ""
+    return f"<table><tr><th>metric</th><th>value</th><th>95% interval</th>{other}</tr>{rows}</table>"
 
 
 def _svg(title: str, inside: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:

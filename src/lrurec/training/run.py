@@ -26,12 +26,12 @@ from lrurec.data.dataset import Dataset
 from lrurec.data.split import Split, leave_last_out
 from lrurec.errors import FolderError, SettingsError
 from lrurec.folder import MANIFEST, read_manifest, write_text
-from lrurec.memory.memory import Memory
 from lrurec.models.base import Model, TrainedModel, wants_gaps
 from lrurec.models.registry import model_class
 from lrurec.training.checkpoint import load_checkpoint, read_state, restore_model
 from lrurec.training.config import RunConfig, from_values, to_toml
 from lrurec.training.learner import build, settled
+from lrurec.training.remembering import load_memory
 from lrurec.training.trainer import BEST, LAST, MEMORY, RESULT, Trainer, lost
 
 KIND, VERSION = "run", 1
@@ -168,8 +168,8 @@ class Run:
         model = build(counts["items"], counts["users"], self.config)
         restore_model(model, tensors)
         if isinstance(model, TrainedModel) and (self.folder / MEMORY).exists():
-            arrays, _ = load_checkpoint(self.folder / MEMORY)
-            model.memory = Memory.of({name: tensor.numpy() for name, tensor in arrays.items()}, counts["items"])
+            content_id = self.manifest["dataset"]["content_id"]
+            model.memory = load_memory(self.folder / MEMORY, counts["items"], self.config, content_id)
         return model
 
 

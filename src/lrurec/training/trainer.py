@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lrurec.data.dataset import Dataset
@@ -19,14 +18,15 @@ from lrurec.data.split import Split, Targets
 from lrurec.errors import FolderError
 from lrurec.evaluation.candidates import Candidates
 from lrurec.evaluation.metrics import summary
-from lrurec.evaluation.ranking import rank, vectors_of
+from lrurec.evaluation.ranking import alone, rank, vectors_of
 from lrurec.folder import write_text
 from lrurec.models.base import Model, TrainedModel, wants_gaps
-from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint, save_tensors
+from lrurec.training.checkpoint import load_checkpoint, restore_model, save_checkpoint
 from lrurec.training.config import RunConfig
+from lrurec.training.learner import build
 from lrurec.training.loggers import Loggers
 from lrurec.training.memory import give_back
-from lrurec.training.remembering import hold_back, remember
+from lrurec.training.remembering import hold_back, load_memory, remember, save_memory
 from lrurec.training.schedule import learning_rate
 from lrurec.training.together import learner_for
 
@@ -86,12 +86,15 @@ class Trainer:
         self.seconds = 0.0
         self.best: dict[str, float] | None = None
         self.best_step = 0
+        self.to_beat: float | None = None  # validation Recall@10 with the memory, of the weights before the finish
         self.waited = 0  # validations without a better recall
         self.stopped = False
         self.interrupted = False  # set from outside: save and leave after the step at hand
         self.remembering = False  # while the memory is learned, which is not left halfway
+        self.content_id = dataset.content_id
         self.loggers = Loggers()  # set from outside: who else hears of the metrics
         self.said: Callable[[str], None] = lambda line: None  # set from outside: who hears of what follows the steps
+        self.remembered: Callable[[float], None] = lambda share: None  # set from outside: how much of it is done
         self.validated: Callable[[int, dict[str, float]], None] = lambda step, found: None  # set from outside; may stop
 
     def resume(self) -> None:
@@ -101,6 +104,7 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.stopped = state["stopped"]
+        self.to_beat = state.get("to_beat")
 
     def _forget_after(self, step: int) -> None:
         """Drop metrics that were written after the checkpoint: they will be written again."""
@@ -118,6 +122,7 @@ class Trainer:
             "best_step": self.best_step,
             "waited": self.waited,
             "stopped": self.stopped,
+            "to_beat": self.to_beat,
         }
         save_checkpoint(self.folder / LAST, self.model, self.learner.tensors(), state)
 
@@ -131,6 +136,7 @@ class Trainer:
         while self.step < self.steps and not self.stopped:
             if t.finish and self.step == t.steps and self.config.memory.use:
                 self._remember()  # before what was held back is learned
+                self._choose_before_finish()
             started = time.perf_counter()
             loss, count = self.learner.step(self.step)
             self.step += 1
@@ -155,7 +161,7 @@ class Trainer:
                 self.save()
                 return
         if self.config.memory.use:
-            if not t.finish:  # nothing more is learned: beside the best weights
+            if not (self.folder / MEMORY).exists():  # no finish has begun: beside the best weights
                 restore_model(self.model, load_checkpoint(self.folder / BEST)[0])
             self._remember()
 
@@ -166,10 +172,44 @@ class Trainer:
         t, started = self.config.training, time.perf_counter()
         self.remembering = True
         assert isinstance(self.model, TrainedModel)
-        memory = remember(self.model, self.split.train, self.config.memory, t.seen, t.seed, t.device, self.said)
-        save_tensors(self.folder / MEMORY, {k: torch.from_numpy(v) for k, v in memory.arrays().items()}, {})
+        train, said, progress = self.split.train, self.said, self.remembered
+        memory = remember(self.model, train, self.config.memory, t.seen, t.seed, t.device, said, progress)
+        save_memory(self.folder / MEMORY, memory, self.config, self.content_id)
         self.remembering = False
         self.seconds += time.perf_counter() - started
+
+    def _choose_before_finish(self) -> None:
+        """Once g is learned: which weights are best beside the memory, those of now or those that validated best alone?
+
+        The finish has to beat them, as a whole: what it is worth shows when its rate has come down.
+        """
+        if self.to_beat is not None or self.config.training.refit:
+            return
+        started = time.perf_counter()
+        self.learner.settle()
+        now = self._with_memory(self.model)
+        if self.best_step != self.step:
+            tensors, _ = load_checkpoint(self.folder / BEST)
+            before = build(self.model.sizes.items, self.model.sizes.users, self.config)
+            restore_model(before, tensors)
+            if (found := self._with_memory(before)) > now:
+                now = found
+            else:
+                self._keep(self.evaluate("valid"))
+        self.to_beat = now
+        self.seconds += time.perf_counter() - started
+
+    def _with_memory(self, model: Model) -> float:
+        """Validation Recall@10 of a model beside the memory of the run."""
+        assert isinstance(model, TrainedModel)
+        with alone(model):
+            model.memory = load_memory(self.folder / MEMORY, model.sizes.items, self.config, self.content_id)
+            return self._metrics(model, self.split.valid)["recall@10"]
+
+    def _keep(self, found: dict[str, float]) -> None:
+        """These weights are the best so far; `found` is how they validate alone."""
+        self.best, self.best_step = found, self.step
+        save_checkpoint(self.folder / BEST, self.model, {}, {"step": self.step, "valid": found})
 
     def _validate(self, loss: float) -> None:
         if self.config.training.refit:  # there is nothing to validate on: what comes last is the best there is
@@ -181,13 +221,16 @@ class Trainer:
             return
         started = time.perf_counter()
         found = self.evaluate("valid")
-        self.seconds += time.perf_counter() - started
-        if self.best is None or found["recall@10"] > self.best["recall@10"]:
-            self.best, self.best_step, self.waited = found, self.step, 0
-            save_checkpoint(self.folder / BEST, self.model, {}, {"step": self.step, "valid": found})
+        if self.to_beat is not None:  # the finish: at its end it is kept, or not
+            if self.step == self.steps and not self._with_memory(self.model) < self.to_beat:
+                self._keep(found)
         else:
-            self.waited += 1
+            own, others = found["recall@10"], -1.0 if self.best is None else self.best["recall@10"]
+            self.waited = 0 if own > others else self.waited + 1
             self.stopped = self.waited >= self.config.training.patience
+            if not own <= others:  # better, or there is nobody to validate on: then the last weights are taken
+                self._keep(found)
+        self.seconds += time.perf_counter() - started
         # Before the checkpoint: a row of a step that it does not reach is dropped on resume, and written again.
         row: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3), "loss": loss, **found}
         with (self.folder / METRICS).open("a") as file:
@@ -225,8 +268,7 @@ class Trainer:
         if t.candidates:
             found["candidates"] = t.candidates
         if isinstance(best, TrainedModel) and memory is not None:
-            best.memory = None
-            found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test, vectors)}
-            best.memory = memory
+            with alone(best):
+                found["without_memory"] = {"valid": self.best, "test": self._metrics(best, self.split.test, vectors)}
             found["valid"] = self._metrics(best, self.split.valid)
         return found

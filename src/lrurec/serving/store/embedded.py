@@ -137,6 +137,8 @@ class EmbeddedStore:
         self._seen_by_readers: dict[str, Indices] = {}
         self._seen_by_writer: dict[str, Indices] = {}
         self._numbers: dict[str, int] = {}
+        none = np.frombuffer(bytes(_ROW.itemsize), _ROW)[:0]  # compiled now, so that no user waits for it
+        look_up(none.view(np.uint32), _ITEM_WORD, _ROW_WORDS, _NOBODY, np.empty(0, np.int64))
 
     def _refuse(self, create: bool) -> None:
         """Refuse what is there and is no store, and a disk without room: LMDB would die of it."""
