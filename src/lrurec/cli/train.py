@@ -243,7 +243,7 @@ def _stop_gently(trainer: "Trainer") -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if trainer.remembering and trainer.interrupted:
-            at_once = before[number]
+            at_once = before[signal.Signals(number)]
             assert callable(at_once)
             at_once(number, frame)  # ends it here and now
         trainer.interrupted = True
