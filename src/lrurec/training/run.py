@@ -3,7 +3,7 @@
 manifest.json       the dataset and its content id, versions, threads; where it was imported from, if it was
 config.toml         every setting
 metrics.jsonl       one line per validation
-best.safetensors    the weights with the best validation Recall@10
+best.safetensors    the weights with the best validation Recall@10; those of the finish if it is no worse with the memory
 last.safetensors    everything needed to go on
 memory.safetensors  what came near what, and how much to believe it beside the weights (memory.use)
 result.json         test metrics of the best weights, once training is done
