@@ -163,3 +163,9 @@ def test_it_learns_over_http(artifact: Path, tmp_path: Path) -> None:
         while place() >= before and time.monotonic() < deadline:
             time.sleep(0.05)
         assert place() < before
+        deadline = time.monotonic() + 30
+        while client.get("/v1/model").json["learned"] < 80 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = client.get("/v1/model").json
+        assert (found["memory"], found["learns"], found["learned"]) == (True, True, 80)
+        assert "lrurec_memory_events_total 80.0" in client.get("/metrics").json

@@ -177,3 +177,9 @@ def test_histories_of_the_command_line(tmp_path: Path, run: Run) -> None:
     assert told(" pepper , -7 ").startswith("after pepper, -7:")
     assert "leave it out of --history" in told("stone")
     assert "is no JSON" in told('["salt')
+
+
+def test_a_memory_is_asked_for_by_its_settings() -> None:
+    with pytest.raises(SettingsError, match="memory_use=True"):
+        Recommender(memory=True)
+    assert Recommender(memory_use=True).config.memory.use

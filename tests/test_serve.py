@@ -126,6 +126,7 @@ def test_the_model(client: Client, sample: Path) -> None:
     found = client.get("/v1/model").json
     assert found["items"] == 1200 and found["index"] == "exact" and np.array(found["decay"]).shape == (2, 128)
     assert found["artifact"] == Artifact.open(sample).id
+    assert (found["memory"], found["learns"], found["learned"]) == (False, False, 0)
 
 
 MISTAKES: dict[str, tuple[str, str, Any, int, str]] = {

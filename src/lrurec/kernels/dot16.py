@@ -199,10 +199,16 @@ def _powers_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def half(context: Any, value: Any) -> Any:
-    """A float rounded by the processor: the bits of a 16-bit one. As `halved`, which needs no such processor."""
+    """A float rounded to the bits of a 16-bit one: by the processor where it can, else as `halved` does it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(arguments[0], _BFloat()), ir.IntType(16))
+        if has_dot16():
+            return builder.bitcast(builder.fptrunc(arguments[0], _BFloat()), ir.IntType(16))
+        words, at = ir.IntType(32), ir.Constant(ir.IntType(32), 16)  # where it cannot, the library has no such call
+        bits = builder.bitcast(arguments[0], words)
+        odd = builder.and_(builder.lshr(bits, at), ir.Constant(words, 1))
+        up = builder.add(builder.add(bits, ir.Constant(words, 0x7FFF)), odd)
+        return builder.trunc(builder.lshr(up, at), ir.IntType(16))
 
     return types.int16(types.float32), generate
 
